@@ -1,0 +1,1 @@
+"""One folder an op; imported as `rl_jax.kernels`. Nothing here imports rl_jax."""

@@ -1,0 +1,362 @@
+"""What a config must satisfy beyond its types, checked before jax starts.
+
+Each fault raises `ConfigError` with the key, the value found, and an override to try.
+What needs the devices (mesh sizes against their number) or the data (columns) is
+checked where these are first seen.
+"""
+
+import glob
+import operator
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rl_jax import schema
+from rl_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_jax.config import Run, StageConfig
+
+GENERATED_TASKS = ("arithmetic",)
+DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+REWARD_FUNCTIONS = ("maths", "format")
+
+
+def fault(text: str, *fixes: tuple[str, Any], note: str = "") -> ConfigError:
+    """The error of a fault, with the overrides to try: (key, value) each."""
+    writes = " or ".join(schema.override(key, value) for key, value in fixes)
+    return ConfigError(f"{text}.\nWrite {writes}{note}.")
+
+
+class Bound(NamedTuple):
+    """A range of numbers, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+ONE_OR_MORE = Bound("1 or more", lambda x: x >= 1)
+NOT_NEGATIVE = Bound("0 or more", lambda x: x >= 0)
+POSITIVE = Bound("more than 0", lambda x: x > 0)
+FRACTION = Bound("from 0 to 1", lambda x: 0 <= x <= 1)
+DECAY = Bound("from 0 to below 1", lambda x: 0 <= x < 1)
+PROBABILITY = Bound("more than 0 and at most 1", lambda x: 0 < x <= 1)
+ANY = Bound("any number", lambda x: True)
+
+RUN_BOUNDS = {
+    "seed": NOT_NEGATIVE,
+    "model.num_layers": ONE_OR_MORE,
+    "model.width": ONE_OR_MORE,
+    "model.num_heads": ONE_OR_MORE,
+    "model.num_kv_heads": ONE_OR_MORE,
+    "model.head_dim": NOT_NEGATIVE,
+    "model.ffn_width": ONE_OR_MORE,
+    "model.vocab_size": ONE_OR_MORE,
+    "model.rope_theta": POSITIVE,
+    "mesh.replica": ONE_OR_MORE,
+    "mesh.fsdp": Bound("-1, or 1 or more", lambda x: x == -1 or x >= 1),
+    "mesh.tensor": ONE_OR_MORE,
+}
+STAGE_BOUNDS = {
+    "steps": NOT_NEGATIVE,
+    "data.num_problems": ONE_OR_MORE,
+    "data.num_eval_problems": ONE_OR_MORE,
+    "rollout.prompts_per_step": ONE_OR_MORE,
+    "rollout.group_size": ONE_OR_MORE,
+    "rollout.max_prompt_tokens": ONE_OR_MORE,
+    "rollout.max_new_tokens": ONE_OR_MORE,
+    "rollout.temperature": NOT_NEGATIVE,
+    "rollout.top_p": PROBABILITY,
+    "rollout.top_k": NOT_NEGATIVE,
+    "rollout.slots": ONE_OR_MORE,
+    "rollout.decode_steps": ONE_OR_MORE,
+    "rollout.prefill_rows": ONE_OR_MORE,
+    "reward.timeout_secs": POSITIVE,
+    "reward.workers": ONE_OR_MORE,
+    "objective.clip_low": NOT_NEGATIVE,
+    "objective.clip_high": NOT_NEGATIVE,
+    "objective.kl_coef": NOT_NEGATIVE,
+    "objective.sampler_cap": NOT_NEGATIVE,
+    "objective.entropy_coef": ANY,
+    "objective.overlong_buffer": FRACTION,
+    "objective.max_refills": NOT_NEGATIVE,
+    "optim.lr": NOT_NEGATIVE,
+    "optim.warmup_steps": NOT_NEGATIVE,
+    "optim.final_lr_fraction": FRACTION,
+    "optim.weight_decay": NOT_NEGATIVE,
+    "optim.b1": DECAY,
+    "optim.b2": DECAY,
+    "optim.eps": POSITIVE,
+    "optim.clip_norm": NOT_NEGATIVE,
+    "batch.row_tokens": NOT_NEGATIVE,
+    "batch.micro_rows": ONE_OR_MORE,
+    "batch.rows_per_step": ONE_OR_MORE,
+    "batch.updates_per_step": ONE_OR_MORE,
+    "eval.every": NOT_NEGATIVE,
+    "eval.num_prompts": ONE_OR_MORE,
+    "eval.num_samples": NOT_NEGATIVE,
+    "checkpoint.every": NOT_NEGATIVE,
+    "checkpoint.keep": ONE_OR_MORE,
+    "log.samples_every": NOT_NEGATIVE,
+    "log.num_samples": ONE_OR_MORE,
+}
+
+
+def check_run(run: "Run") -> None:
+    """Raises ConfigError for the first fault found in a run."""
+    _check_bounds(run, RUN_BOUNDS, "")
+    _check_model(run)
+    if not run.stages or len({stage.name for stage in run.stages}) < len(run.stages):
+        raise ConfigError(
+            f"config.stages is {tuple(stage.name for stage in run.stages)}.\n"
+            "Expected one or more names of stages, none of them twice."
+        )
+    for i, stage in enumerate(run.stages):
+        _check_bounds(stage, STAGE_BOUNDS, stage.prefix)
+        _check_init(stage, [earlier.name for earlier in run.stages[:i]])
+        _check_data(stage)
+        _check_eval(stage)
+        _check_reward(stage)
+        if stage.kind == "rl":
+            _check_rl(stage)
+        _check_rows(run, stage)
+        _check_schedule(stage)
+
+
+def _check_bounds(holder: Any, bounds: dict[str, Bound], prefix: str) -> None:
+    table = schema.keys(type(holder))
+    for key, bound in bounds.items():
+        value = operator.attrgetter(key)(holder)
+        if value is not None and not bound.holds(value):
+            # An optional number has no default; a half is in the range of each.
+            example = 0.5 if table[key].default is None else table[key].default
+            raise fault(
+                f"config.{prefix}{key} is {value}, expected {bound.words}",
+                (prefix + key, example),
+                note=f" ({table[key].comment})",
+            )
+
+
+def _check_model(run: "Run") -> None:
+    model, tensor = run.model, run.mesh.tensor
+    if model.path:
+        if os.path.isfile(os.path.join(model.path, "config.json")):
+            return
+        wrong = "has no config.json" if os.path.isdir(model.path) else "is not a folder"
+        raise ConfigError(
+            f"config.model.path is {model.path!r}, which {wrong}; expected a local "
+            "Hugging Face model folder.\nTo get one: `hf download ORG/NAME --local-dir "
+            "DIR`; then write `--config.model.path=DIR`."
+        )
+    if model.num_heads % model.num_kv_heads:
+        raise fault(
+            f"config.model.num_heads={model.num_heads} is not a multiple of "
+            f"config.model.num_kv_heads={model.num_kv_heads}",
+            ("model.num_kv_heads", _divisor(model.num_heads, model.num_kv_heads)),
+        )
+    if not model.head_dim and model.width % model.num_heads:
+        raise fault(
+            f"config.model.width={model.width} is not a multiple of config.model."
+            f"num_heads={model.num_heads}, so no head_dim follows from them",
+            ("model.width", _multiple(model.width, model.num_heads)),
+            ("model.head_dim", 32),
+        )
+    head_dim = model.head_dim or model.width // model.num_heads
+    if head_dim % 2:
+        origin = "" if model.head_dim else " (width / num_heads)"
+        raise fault(
+            f"config.model.head_dim is {head_dim}{origin}, expected an even number: "
+            "rotary positions turn pairs of channels",
+            ("model.head_dim", head_dim + 1),
+        )
+    for key in ("num_kv_heads", "ffn_width", "vocab_size"):
+        size = getattr(model, key)
+        if size % tensor:
+            raise fault(
+                f"config.model.{key}={size} is not a multiple of "
+                f"config.mesh.tensor={tensor}",
+                ("mesh.tensor", 1),
+                (f"model.{key}", _multiple(size, tensor)),
+            )
+
+
+def _check_init(stage: "StageConfig", earlier: list[str]) -> None:
+    known = ["base", *earlier]
+    if stage.init in known or "://" in stage.init or os.path.isdir(stage.init):
+        return
+    raise fault(
+        f"config.{stage.prefix}init is {stage.init!r}, expected "
+        f"{', '.join(map(repr, known))}, or an existing folder of checkpoints",
+        (f"{stage.prefix}init", (schema.nearest(stage.init, known) or known)[0]),
+    )
+
+
+def _check_data(stage: "StageConfig") -> None:
+    key = f"{stage.prefix}data."
+    suffixes = ", ".join(DATA_SUFFIXES)
+    if not stage.data.train:
+        raise fault(
+            f"config.{key}train is empty: there is nothing to train on",
+            (f"{key}train", "FILE"),
+            (f"{key}train", GENERATED_TASKS[0]),
+            note=f"; FILE may be a file, a glob or a folder of {suffixes}",
+        )
+    for name, path in (("train", stage.data.train), ("eval", stage.data.eval)):
+        if not path or path in GENERATED_TASKS:
+            continue
+        folder = os.path.join(glob.escape(path), "*")
+        pattern = folder if os.path.isdir(path) else path
+        found = glob.glob(pattern, recursive=True)
+        if os.path.isfile(path):  # a name may hold [ or *
+            found.append(path)
+        if not any(file.endswith(DATA_SUFFIXES) for file in found):
+            wrong = f"has no {suffixes}" if found else "does not exist"
+            raise fault(
+                f"config.{key}{name} is {path!r}, which {wrong}{_beside(path)}",
+                (f"{key}{name}", "FILE"),
+                (f"{key}{name}", GENERATED_TASKS[0]),
+                note=f"; FILE may be a file, a glob or a folder of {suffixes}",
+            )
+
+
+def _beside(path: str) -> str:
+    """Names what exists in the folder of a path and is spelt like it, if anything."""
+    folder = os.path.dirname(path) or "."
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    names = [n for n in names if n.endswith(DATA_SUFFIXES)] + list(GENERATED_TASKS)
+    stems = {name.split(".")[0]: name for name in names}
+    near = schema.nearest(os.path.basename(path).split(".")[0], stems)
+    return f"; nearest: {stems[near[0]]!r}" if near else ""
+
+
+def _check_eval(stage: "StageConfig") -> None:
+    key = stage.prefix
+    if not stage.eval.every:
+        return
+    if not stage.data.eval:
+        generated = stage.data.train in GENERATED_TASKS
+        raise fault(
+            f"config.{key}eval.every is {stage.eval.every}, but there is nothing to "
+            f"evaluate on: config.{key}data.eval is empty",
+            (f"{key}data.eval", stage.data.train if generated else "FILE"),
+            (f"{key}eval.every", 0),
+        )
+    if not stage.eval.greedy and not stage.eval.num_samples:
+        raise fault(
+            f"config.{key}eval.greedy is false and config.{key}eval.num_samples is 0: "
+            "an evaluation would take no replies",
+            (f"{key}eval.greedy", True),
+            (f"{key}eval.num_samples", 4),
+        )
+    if stage.eval.num_samples and not stage.rollout.temperature:
+        raise fault(
+            f"config.{key}eval.num_samples is {stage.eval.num_samples}, but at "
+            f"config.{key}rollout.temperature=0 all replies are the same",
+            (f"{key}rollout.temperature", 1.0),
+            (f"{key}eval.num_samples", 0),
+        )
+
+
+def _check_reward(stage: "StageConfig") -> None:
+    functions, weights = stage.reward.functions, stage.reward.weights
+    key = f"{stage.prefix}reward."
+    for name in functions:
+        file, colon, _ = name.rpartition(":")
+        if colon and file.endswith(".py") and not os.path.isfile(file):
+            raise fault(
+                f"config.{key}functions has {name!r}, but there is no file {file!r} "
+                f"in {os.getcwd()}",
+                (f"{key}functions", "PATH.py:FUNCTION"),
+            )
+        if not colon and name not in REWARD_FUNCTIONS:
+            near = (schema.nearest(name, REWARD_FUNCTIONS) or REWARD_FUNCTIONS)[0]
+            raise fault(
+                f"config.{key}functions has {name!r}, expected names among "
+                f"{', '.join(REWARD_FUNCTIONS)}, or FILE.py:FUNCTION",
+                (f"{key}functions", tuple(near if f == name else f for f in functions)),
+            )
+    if not functions or len(set(functions)) < len(functions):
+        raise fault(
+            f"config.{key}functions is {functions}, expected one name or more, none of "
+            "them twice",
+            (f"{key}functions", tuple(dict.fromkeys(functions)) or ("maths",)),
+        )
+    if len(functions) != len(weights):
+        raise fault(
+            f"config.{key}functions has {len(functions)} names, config.{key}weights "
+            f"{len(weights)} numbers; expected one weight for each function",
+            (f"{key}weights", tuple(1.0 for _ in functions)),
+        )
+
+
+def _check_rl(stage: "StageConfig") -> None:
+    rollout, batch, key = stage.rollout, stage.batch, stage.prefix
+    if rollout.group_size < 2:
+        raise fault(
+            f"config.{key}rollout.group_size is {rollout.group_size}, expected 2 or "
+            f"more: {stage.objective.name} compares a sample with others of its prompt",
+            (f"{key}rollout.group_size", 8),
+        )
+    if rollout.temperature == 0:
+        raise fault(
+            f"config.{key}rollout.temperature is 0: all samples of a prompt would be "
+            "the same, with nothing to learn from",
+            (f"{key}rollout.temperature", 1.0),
+        )
+    if rollout.prompts_per_step % batch.updates_per_step:
+        raise fault(
+            f"config.{key}rollout.prompts_per_step={rollout.prompts_per_step} is not a "
+            f"multiple of config.{key}batch.updates_per_step={batch.updates_per_step}",
+            (
+                f"{key}batch.updates_per_step",
+                _divisor(rollout.prompts_per_step, batch.updates_per_step),
+            ),
+        )
+    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    if 0 < batch.row_tokens < longest:
+        raise fault(
+            f"config.{key}batch.row_tokens is {batch.row_tokens}, less than the "
+            f"{longest} of {key}rollout.max_prompt_tokens + max_new_tokens",
+            (f"{key}batch.row_tokens", longest),
+            (f"{key}batch.row_tokens", 0),
+        )
+
+
+def _check_rows(run: "Run", stage: "StageConfig") -> None:
+    batch, key = stage.batch, stage.prefix
+    if stage.kind == "sft" and batch.rows_per_step % batch.micro_rows:
+        raise fault(
+            f"config.{key}batch.rows_per_step={batch.rows_per_step} is not a multiple "
+            f"of config.{key}batch.micro_rows={batch.micro_rows}",
+            (f"{key}batch.micro_rows", _divisor(batch.rows_per_step, batch.micro_rows)),
+        )
+    # Rows are laid on replica x fsdp. With fsdp=-1 the devices decide, later.
+    parts = run.mesh.replica * max(run.mesh.fsdp, 1)
+    for name in ("batch.micro_rows", "rollout.slots", "rollout.prefill_rows"):
+        rows = operator.attrgetter(name)(stage)
+        if rows % parts:
+            raise fault(
+                f"config.{key}{name}={rows} is not a multiple of {parts}, the product "
+                "of config.mesh.replica and config.mesh.fsdp",
+                (f"{key}{name}", _multiple(rows, parts)),
+            )
+
+
+def _check_schedule(stage: "StageConfig") -> None:
+    key = f"{stage.prefix}optim.warmup_steps"
+    if stage.optim.warmup_steps > stage.steps:
+        raise fault(
+            f"config.{key} is {stage.optim.warmup_steps}, more than "
+            f"config.{stage.prefix}steps={stage.steps}: the peak is never reached",
+            (key, stage.steps // 10),
+        )
+
+
+def _divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
+
+
+def _multiple(number: int, factor: int) -> int:
+    """The smallest multiple of `factor` that is at least `number`."""
+    return -(-number // factor) * factor

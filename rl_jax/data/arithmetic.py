@@ -1,0 +1,104 @@
+"""The built-in task: a running total, a few operations long, all made here.
+
+    Start with 7, times 6, minus 15, plus 8.   ->   35
+
+Each operation alone is easy, the whole in one go is not: the answer comes out right
+when the running totals are written down. The demonstrations for a cold start are of
+two kinds, half of them worked out, half only the answer; which kind pays is for
+reinforcement learning to find out.
+
+Splits never share a problem: the checksum of a problem's text decides its split.
+"""
+
+import random
+import zlib
+
+from rl_jax.data.rows import Row
+
+SPLITS = ("sft", "rl", "eval")
+NUM_OPERATIONS = 4
+LARGEST = 99  # running totals stay within 0 and this
+_WORDS = {"+": "plus", "-": "minus", "*": "times"}
+# The share of a hundred that each split owns, in the order of SPLITS.
+_BOUNDS = (40, 80, 100)
+
+
+def split_of(problem: str) -> str:
+    """The split that a problem belongs to, for ever."""
+    bucket = zlib.crc32(problem.encode()) % 100
+    return SPLITS[sum(bucket >= bound for bound in _BOUNDS)]
+
+
+def problems(split: str, count: int, seed: int) -> list[tuple[str, str, int]]:
+    """`count` distinct problems of a split: (problem, worked steps, answer).
+
+    Raises:
+        ValueError: if `split` is not one of SPLITS.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+    draw = random.Random(f"arithmetic/{split}/{seed}")
+    found: dict[str, tuple[str, str, int]] = {}
+    while len(found) < count:
+        problem = _problem(draw)
+        if split_of(problem[0]) == split:
+            found.setdefault(problem[0], problem)
+    return list(found.values())
+
+
+def _problem(draw: random.Random) -> tuple[str, str, int]:
+    total = draw.randint(1, LARGEST)
+    words, steps = [f"Start with {total}"], []
+    for _ in range(NUM_OPERATIONS):
+        sign, operand = _operation(draw, total)
+        after = {"+": total + operand, "-": total - operand, "*": total * operand}[sign]
+        words.append(f"{_WORDS[sign]} {operand}")
+        steps.append(f"{total}{sign}{operand}={after}")
+        total = after
+    return ", ".join(words) + ".", "\n".join(steps), total
+
+
+def _operation(draw: random.Random, total: int) -> tuple[str, int]:
+    """A sign and an operand from 2 to 9 that keep the total within bounds."""
+    while True:
+        sign, operand = draw.choice("+-*"), draw.randint(2, 9)
+        after = {"+": total + operand, "-": total - operand, "*": total * operand}[sign]
+        if 0 <= after <= LARGEST and not (sign == "*" and total == 0):
+            return sign, operand
+
+
+def rows(split: str, count: int, seed: int) -> list[Row]:
+    """Problems to be answered, for reinforcement learning or evaluation."""
+    return [
+        Row(
+            messages=({"role": "user", "content": problem},),
+            answer=str(answer),
+            data_source="arithmetic",
+            index=i,
+            extra={},
+        )
+        for i, (problem, _, answer) in enumerate(problems(split, count, seed))
+    ]
+
+
+def demonstrations(count: int, seed: int) -> list[Row]:
+    """Conversations for a cold start: even ones worked out, odd ones the answer."""
+    out = []
+    for i, (problem, steps, answer) in enumerate(problems("sft", count, seed)):
+        boxed = f"\\boxed{{{answer}}}"
+        reply = f"{steps}\n{boxed}" if i % 2 == 0 else boxed
+        messages = (
+            {"role": "user", "content": problem},
+            {"role": "assistant", "content": reply},
+        )
+        out.append(Row(messages, str(answer), "arithmetic", i, {}))
+    return out
+
+
+# The chat format of models that are made here from nothing.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CHAT_SYMBOLS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")

@@ -1,0 +1,187 @@
+"""pass@1 and pass@k of a checkpoint or a Hugging Face folder on a held-out file.
+
+python -m rl_jax.evaluate --model=DIR --data=test.jsonl --num_samples=8 --k=1,8
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from rl_jax import command_line
+from rl_jax import config as configs
+from rl_jax.errors import ConfigError
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line; what is left out comes from the model's own run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rl_jax.evaluate",
+        description="pass@1 and pass@k with 95 % intervals on a held-out file.",
+        epilog="Data and sampling settings that are not given are those of the run "
+        "that trained the model, where --model is a work folder.",
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="work folder, stage, or Hugging Face folder")
+    add("--data", help="file, glob or folder of rows, or arithmetic")
+    add("--num_prompts", type=int, help="the first N prompts (default 200)")
+    add("--num_samples", type=int, default=8, help="samples a prompt (default 8)")
+    add("--k", default="1,8", help="the k of pass@k, with commas (default 1,8)")
+    add("--temperature", type=float, help="0 takes the likeliest token")
+    add("--top_p", type=float)
+    add("--top_k", type=int)
+    add("--max_new_tokens", type=int)
+    add("--max_prompt_tokens", type=int)
+    add("--slots", type=int, help="replies being decoded at once")
+    add("--prompt_column")
+    add("--answer_column")
+    add("--answer_after", help="the answer follows the last of these, e.g. '####'")
+    add("--system", help="system message put before each prompt")
+    add("--instruction", help="text added at the end of each prompt")
+    add("--answer_format", choices=("boxed", "any"))
+    add("--seed", type=int, default=0)
+    add("--out", help="write every sample and the result here, as JSON lines")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluates and prints; returns the exit code."""
+    args = arguments(argv)
+    try:
+        ks = sorted({int(k) for k in args.k.split(",")})
+    except ValueError:
+        ks = [0]
+    if not 1 <= ks[0] <= ks[-1] <= args.num_samples:
+        raise ConfigError(
+            f"--k={args.k} with --num_samples={args.num_samples}.\nExpected whole "
+            "numbers from 1 to num_samples, e.g. --num_samples=8 --k=1,8"
+        )
+    # Imported late: wrong arguments are told in less time than jax takes.
+    import jax
+
+    from rl_jax.load import load
+    from rl_jax.mesh import make_mesh
+    from rl_jax.stages import inputs, scoring
+    from rl_jax.stages.evaluation import answers, is_correct
+
+    mesh = make_mesh()
+    with jax.set_mesh(mesh):
+        loaded = load(args.model, mesh)
+        stage = stage_settings(args, loaded.config)
+        prompts = inputs.eval_prompts(stage, loaded.tokenizer)
+        engine = scoring.make_engine(
+            stage, loaded.model, loaded.tokenizer, mesh, args.seed
+        )
+        with scoring.make_pool(stage) as pool:
+            scored = answers(
+                engine,
+                pool,
+                loaded.tokenizer,
+                loaded.params,
+                prompts,
+                num_samples=args.num_samples,
+                temperature=stage.rollout.temperature,
+                max_new_tokens=stage.rollout.max_new_tokens,
+            )
+    n = args.num_samples
+    correct = [is_correct(s) for s in scored]
+    counts = [sum(correct[i : i + n]) for i in range(0, len(correct), n)]
+    result = summary(counts, n, ks)
+    print(f"model        {loaded.name}")
+    print(f"data         {stage.data.eval}: {len(prompts)} prompts x {n} samples")
+    print(f"temperature  {stage.rollout.temperature:g}")
+    for k in ks:
+        mean, low, high = result[f"pass@{k}"]
+        print(f"pass@{k:<8}{mean:.4f}  95 % interval {low:.4f} to {high:.4f}")
+    verdicts = [s.score.verdict.value for s in scored]
+    told = ", ".join(f"{v} {verdicts.count(v)}" for v in sorted(set(verdicts)))
+    print(f"verdicts     {told}; truncated {sum(s.sample.truncated for s in scored)}")
+    if args.out:
+        lines = [json.dumps(record) for record in scoring.records(scored)]
+        lines.append(json.dumps({"model": loaded.name, **result}))
+        pathlib.Path(args.out).write_text("\n".join(lines) + "\n")
+    return 0
+
+
+def summary(
+    num_correct: Sequence[int], num_samples: int, ks: Sequence[int]
+) -> dict[str, tuple[float, float, float]]:
+    """pass@k as (mean, low, high) from the right samples of each prompt."""
+    from rl_jax.pass_at_k import mean_with_interval, pass_at_k
+
+    return {
+        f"pass@{k}": mean_with_interval(
+            [pass_at_k(num_samples, c, k) for c in num_correct]
+        )
+        for k in ks
+    }
+
+
+def stage_settings(
+    args: argparse.Namespace, trained: dict | None
+) -> configs.StageConfig:
+    """The stage that the evaluation is like: the trained one, with what was given.
+
+    Raises:
+        ConfigError: if there are no data to evaluate on.
+    """
+    stage = configs.StageConfig(name="evaluate", prefix="")
+    if trained:
+        for group in ("data", "rollout", "reward"):
+            defaults = getattr(stage, group)
+            known = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in trained[group].items()
+            }
+            stage = dataclasses.replace(
+                stage, **{group: dataclasses.replace(defaults, **known)}
+            )
+
+    def changed(group, **names):
+        given = {
+            key: getattr(args, name)
+            for key, name in names.items()
+            if getattr(args, name) is not None
+        }
+        return dataclasses.replace(group, **given)
+
+    data = changed(
+        stage.data,
+        eval="data",
+        prompt_column="prompt_column",
+        answer_column="answer_column",
+        answer_after="answer_after",
+        system="system",
+        instruction="instruction",
+    )
+    rollout = changed(
+        stage.rollout,
+        temperature="temperature",
+        top_p="top_p",
+        top_k="top_k",
+        max_new_tokens="max_new_tokens",
+        max_prompt_tokens="max_prompt_tokens",
+        slots="slots",
+    )
+    if not data.eval:
+        raise ConfigError(
+            "There are no data to evaluate on: the model's run names none.\n"
+            "Write --data=FILE, with --prompt_column=NAME --answer_column=NAME."
+        )
+    slots = max(rollout.slots, args.num_samples)
+    count = args.num_prompts or 200
+    return dataclasses.replace(
+        stage,
+        data=dataclasses.replace(
+            data, num_eval_problems=max(count, data.num_eval_problems)
+        ),
+        rollout=dataclasses.replace(rollout, slots=slots),
+        reward=changed(stage.reward, answer_format="answer_format"),
+        eval=dataclasses.replace(stage.eval, num_prompts=count),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.exit_on_config_error(main, sys.argv[1:]))

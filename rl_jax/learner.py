@@ -1,0 +1,257 @@
+"""The state of training and the compiled programs that update it.
+
+A step is: `attach` advantages and weights to packed rows, `policy_gradient` (or
+`supervised_gradient`) for each micro-batch of fixed shape, which adds to the sum of
+gradients, then `apply_gradient` once. A token's weight in the loss is fixed before the
+rows are split (objectives/aggregate.py), so that any split gives the same gradient.
+
+Legend: B rows of a micro-batch, T positions, N samples of the optimiser's batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from rl_jax.data.packing import Packed
+from rl_jax.mesh import sharding, spec
+from rl_jax.models.decoder import hidden_states, target_logprobs
+from rl_jax.models.params import Params, map_layout
+from rl_jax.models.spec import ModelSpec
+from rl_jax.objectives.policy import PolicyLoss, policy_loss
+from rl_jax.objectives.supervised import cross_entropy
+
+Metrics = dict[str, jax.Array]
+
+
+@flax.struct.dataclass
+class State:
+    """Everything that an optimiser step reads and writes.
+
+    Attributes:
+        step: int32 scalar, optimiser steps taken; also the weights' version.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: Any
+
+
+@flax.struct.dataclass
+class Batch:
+    """Packed rows on the device; see `data.packing.Packed` for what t speaks of.
+
+    Attributes:
+        adv_BT: float32 advantage of each target.
+        weight_BT: float32 weight of each target in the loss.
+        old_logp_BT, ref_logp_BT: float32 under the weights before this batch's
+            updates, and under the reference; None where not needed.
+    """
+
+    token_BT: jax.Array
+    target_BT: jax.Array
+    position_BT: jax.Array
+    segment_BT: jax.Array
+    mask_BT: jax.Array
+    sampler_logp_BT: jax.Array
+    sample_BT: jax.Array
+    group_BT: jax.Array
+    adv_BT: jax.Array
+    weight_BT: jax.Array
+    old_logp_BT: jax.Array | None = None
+    ref_logp_BT: jax.Array | None = None
+
+
+class Learner(NamedTuple):
+    """Compiled programs of one stage.
+
+    score(params, batch) -> logp_BT
+    attach(batch, adv_N, weight_N) -> batch with advantages and weights
+    policy_gradient(params, grads, batch, num_tokens) -> (grads, metrics)
+    supervised_gradient(params, grads, batch, num_tokens) -> (grads, metrics)
+    apply_gradient(state, grads) -> (state, metrics)
+    zero_gradient(params) -> grads
+    """
+
+    score: Callable[..., jax.Array]
+    attach: Callable[..., Batch]
+    policy_gradient: Callable[..., tuple[Params, Metrics]]
+    supervised_gradient: Callable[..., tuple[Params, Metrics]]
+    apply_gradient: Callable[..., tuple[State, Metrics]]
+    zero_gradient: Callable[..., Params]
+
+
+def optimiser(
+    model: ModelSpec,
+    *,
+    lr: float,
+    schedule: str,
+    warmup_steps: int,
+    total_steps: int,
+    final_lr_fraction: float,
+    weight_decay: float,
+    b1: float,
+    b2: float,
+    eps: float,
+    clip_norm: float,
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """AdamW after clipping by global norm, and its learning rate by step.
+
+    Weight decay leaves norm scales alone. `clip_norm` 0 clips nothing.
+    """
+    end = lr * final_lr_fraction
+    rest = max(1, total_steps - warmup_steps)
+    after = {
+        "constant": optax.constant_schedule(lr),
+        "linear": optax.linear_schedule(lr, end, rest),
+        "cosine": optax.cosine_decay_schedule(lr, rest, final_lr_fraction),
+    }[schedule]
+    if warmup_steps:
+        # The first step already moves: step k of the warm-up has lr * (k+1) / steps.
+        warm = optax.linear_schedule(lr / warmup_steps, lr, max(1, warmup_steps - 1))
+        after = optax.join_schedules([warm, after], [warmup_steps])
+    decayed = map_layout(lambda leaf: leaf.fan_in > 0, model)
+    adamw = optax.adamw(
+        after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed
+    )
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    return optax.chain(clip, adamw), after
+
+
+def init_state(params: Params, tx: optax.GradientTransformation) -> State:
+    """A state at step 0; the optimiser's arrays are laid out as the parameters."""
+    opt_state = jax.jit(tx.init)(params)
+    return State(jnp.zeros((), jnp.int32, device=_scalar(params)), params, opt_state)
+
+
+def _scalar(params: Params):
+    return jax.sharding.NamedSharding(params.embed_VD.sharding.mesh, jax.P())
+
+
+def to_device(packed: Packed, mesh: Mesh) -> Batch:
+    """Rows onto the mesh, with no advantages and no weights yet."""
+    rows = sharding(mesh, "batch", "time")
+    arrays = {
+        name: jax.device_put(np.asarray(value), rows)
+        for name, value in vars(packed).items()
+    }
+    zeros = jnp.zeros(packed.token_BT.shape, jnp.float32, device=rows)
+    return Batch(**arrays, adv_BT=zeros, weight_BT=zeros)
+
+
+def attach(batch: Batch, adv_N: jax.Array, weight_N: jax.Array) -> Batch:
+    """Gives each target its sample's advantage, and its sample's weight a token."""
+    rows = spec("batch", "time")
+    adv_BT = adv_N.at[batch.sample_BT].get(out_sharding=rows)
+    weight_BT = weight_N.at[batch.sample_BT].get(out_sharding=rows)
+    return dataclasses.replace(
+        batch,
+        adv_BT=jnp.where(batch.mask_BT, adv_BT, 0.0),
+        weight_BT=jnp.where(batch.mask_BT, weight_BT, 0.0),
+    )
+
+
+def batch_logprobs(
+    params: Params, batch: Batch, *, model: ModelSpec, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """(logp_BT, entropy_BT) of the targets of packed rows, float32."""
+    hidden_BTD = hidden_states(
+        params, batch.token_BT, batch.position_BT, batch.segment_BT, model
+    )
+    return target_logprobs(
+        params, hidden_BTD, batch.target_BT, model, temperature=temperature
+    )
+
+
+def make_learner(
+    model: ModelSpec,
+    tx: optax.GradientTransformation,
+    lr_schedule: optax.Schedule,
+    *,
+    loss: PolicyLoss | None = None,
+    temperature: float = 1.0,
+) -> Learner:
+    """Compiles the programs of a stage, when they are first called.
+
+    Args:
+        loss: the policy loss; None for a supervised stage.
+        temperature: the sampler's; log-probabilities are taken under it. 1 for a
+            supervised stage.
+    """
+
+    logprobs = functools.partial(batch_logprobs, model=model, temperature=temperature)
+
+    def policy(params, batch, num_tokens):
+        assert loss is not None
+        logp_BT, entropy_BT = logprobs(params, batch)
+        # Used once, a batch is trained on by the very weights that "old" means.
+        old_logp_BT = batch.old_logp_BT
+        if old_logp_BT is None:
+            old_logp_BT = jax.lax.stop_gradient(logp_BT)
+        return policy_loss(
+            logp_BT,
+            entropy_BT,
+            old_logp_BT,
+            batch.sampler_logp_BT,
+            batch.ref_logp_BT,
+            batch.adv_BT,
+            batch.mask_BT,
+            batch.weight_BT,
+            spec=loss,
+            num_tokens=num_tokens,
+        )
+
+    def supervised(params, batch, num_tokens):
+        del num_tokens  # already in the weights
+        logp_BT, _ = logprobs(params, batch)
+        return cross_entropy(logp_BT, batch.mask_BT, batch.weight_BT)
+
+    def add_gradient(loss_fn, params, grads, batch, num_tokens):
+        (_, metrics), new = jax.value_and_grad(loss_fn, has_aux=True)(
+            params, batch, num_tokens
+        )
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
+
+    def apply(state, grads):
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        metrics = {
+            "grad_norm": optax.global_norm(grads),
+            "learning_rate": lr_schedule(state.step),
+        }
+        return State(state.step + 1, params, opt_state), metrics
+
+    def zeros(params):
+        return jax.tree.map(lambda w: jnp.zeros_like(w, jnp.float32), params)
+
+    donate = functools.partial(jax.jit, donate_argnums=1)
+    return Learner(
+        score=jax.jit(lambda params, batch: logprobs(params, batch)[0]),
+        attach=jax.jit(attach, donate_argnums=0),
+        policy_gradient=donate(functools.partial(add_gradient, policy)),
+        supervised_gradient=donate(functools.partial(add_gradient, supervised)),
+        apply_gradient=jax.jit(apply, donate_argnums=0),
+        zero_gradient=jax.jit(zeros),
+    )
+
+
+def merge_metrics(parts: list[Metrics]) -> dict[str, float]:
+    """Metrics of micro-batches as those of their union; fetches from the device.
+
+    They add up, as they are divided by the whole batch's token count already, except
+    those whose names end in `_max` and `_min`.
+    """
+    fetched = jax.device_get(parts)
+    merged: dict[str, float] = {}
+    for name in fetched[0]:
+        values = [float(part[name]) for part in fetched]
+        pick = {"_max": max, "_min": min}.get(name[-4:], sum)
+        merged[name] = pick(values)
+    return merged

@@ -1,0 +1,1 @@
+"""Losses, advantages and token weights: arrays in, arrays out."""

@@ -1,0 +1,167 @@
+"""What the training loop and the pool's thread share: every ticket and its score.
+
+Nothing is lost here: a ticket is queued, with a worker, or done, and `finish` takes it
+to the last of these. Every method takes the lock and none blocks but the two `wait`s.
+"""
+
+import collections
+import dataclasses
+import threading
+import time
+from typing import Any
+
+from rl_jax.rewards.score import Score, Verdict
+
+
+@dataclasses.dataclass
+class Job:
+    """A submitted sample. Times are of the monotonic clock, in seconds."""
+
+    ticket: int
+    line: bytes
+    submitted: float
+    started: float = 0.0  # when its present worker began; 0 before that
+    attempts: int = 0
+
+
+class Ledger:
+    """Queue of jobs, list of scores, counts."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._queue: collections.deque[Job] = collections.deque()
+        self._done: list[tuple[int, Score]] = []
+        self._tickets: set[int] = set()
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._queue_secs = self._max_queue_secs = self._grade_secs = 0.0
+        self._last_error = ""
+        self._ready = self._closed = False
+        self._fault: BaseException | None = None
+
+    # The training loop's side.
+
+    def add(self, ticket: int, line: bytes) -> None:
+        """Queues a job; ValueError if its ticket is pending, RuntimeError if closed."""
+        with self._changed:
+            self._check()
+            if self._closed:
+                raise RuntimeError("the reward pool is closed")
+            if ticket in self._tickets:
+                raise ValueError(f"ticket {ticket} is still pending")
+            self._tickets.add(ticket)
+            self._counts["submitted"] += 1
+            self._queue.append(Job(ticket, line, time.monotonic()))
+
+    def take(self) -> list[tuple[int, Score]]:
+        """The scores that have come in since the last call."""
+        with self._changed:
+            return self._take()
+
+    def wait(self, timeout_secs: float | None) -> list[tuple[int, Score]]:
+        """Blocks until a score is there, nothing is pending or the time is up."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._done or self._fault or self._closed or not self._tickets,
+                timeout_secs,
+            )
+            return self._take()
+
+    def wait_ready(self) -> None:
+        """Blocks until a worker is ready; raises what kept it from becoming so."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._fault)
+            if self._fault and not self._ready:
+                raise self._fault
+
+    def pending(self) -> int:
+        """Tickets whose score has not been taken."""
+        with self._changed:
+            return len(self._tickets)
+
+    def stats(self) -> dict[str, Any]:
+        """As `RewardPool.stats` has it."""
+        keys = ("submitted", "finished", "none", "retries", "restarts", "recycled")
+        with self._changed:
+            return {
+                **{key: self._counts[key] for key in (*keys, "errors")},
+                **{f"verdict/{v}": self._counts[v] for v in Verdict},
+                "timeouts": self._counts[Verdict.TIMEOUT],
+                "crashes": self._counts[Verdict.CRASH],
+                "queue_secs": self._queue_secs,
+                "max_queue_secs": self._max_queue_secs,
+                "grade_secs": self._grade_secs,
+                "last_error": self._last_error,
+            }
+
+    def close(self) -> None:
+        """No more jobs; whoever waits is woken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # The thread's side.
+
+    def ready(self) -> None:
+        """A worker has loaded the functions."""
+        with self._changed:
+            self._ready = True
+            self._changed.notify_all()
+
+    def is_ready(self) -> bool:
+        """True if a worker has ever loaded the functions."""
+        return self._ready
+
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed
+
+    def next(self) -> Job | None:
+        """Takes the next job off the queue; None if there is none."""
+        with self._changed:
+            return self._queue.popleft() if self._queue else None
+
+    def again(self, job: Job) -> None:
+        """Puts a job back, at the front."""
+        with self._changed:
+            self._counts["retries"] += 1
+            job.started = 0.0
+            self._queue.appendleft(job)
+
+    def finish(self, job: Job, score: Score, num_errors: int = 0) -> None:
+        """Enters the score of a job."""
+        queued = (job.started or time.monotonic()) - job.submitted
+        with self._changed:
+            self._counts["finished"] += 1
+            self._counts[score.verdict] += 1
+            self._counts["none"] += score.value is None
+            self._counts["errors"] += num_errors
+            if num_errors or score.verdict == Verdict.INFRASTRUCTURE:
+                self._last_error = score.detail
+            self._queue_secs += queued
+            self._max_queue_secs = max(self._max_queue_secs, queued)
+            self._grade_secs += score.seconds
+            self._done.append((job.ticket, score))
+            self._changed.notify_all()
+
+    def count(self, key: str) -> None:
+        """Adds one to a count of `stats`."""
+        with self._changed:
+            self._counts[key] += 1
+
+    def stop(self, fault: BaseException) -> None:
+        """The thread has ended by `fault`, which everybody is to see."""
+        with self._changed:
+            self._fault = fault
+            self._changed.notify_all()
+
+    # Under the lock.
+
+    def _take(self) -> list[tuple[int, Score]]:
+        self._check()
+        taken, self._done = self._done, []
+        self._tickets.difference_update(ticket for ticket, _ in taken)
+        return taken
+
+    def _check(self) -> None:
+        if self._fault:
+            raise RuntimeError("the reward pool has stopped") from self._fault

@@ -1,0 +1,204 @@
+"""The sampler: continuous batching of requests over a fixed set of slots.
+
+`submit` queues a request; each `poll` admits what fits, decodes one dispatch and
+returns the samples that finished. Weights and their version are arguments of `poll`:
+new weights are a new argument, nothing is copied.
+
+A sample's draws depend on (seed, stream, request, sample, position) alone. Scheduling
+depends only on what was submitted and drawn, never on the clock.
+
+Legend: W slots, P prompts of an admission, N decode steps of a dispatch.
+"""
+
+import collections
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from rl_jax.mesh import sharding
+from rl_jax.models import decoder
+from rl_jax.models.params import Params
+from rl_jax.models.spec import ModelSpec
+from rl_jax.rollout import programs
+from rl_jax.rollout.programs import EngineSpec, Slots
+from rl_jax.rollout.sample import Request, Sample
+
+
+@dataclasses.dataclass
+class _Running:
+    """A sample in a slot."""
+
+    request: Request
+    index: int
+    tokens: list[int]
+    logps: list[float]
+    versions: list[int]
+
+
+class Engine:
+    """Samples from one decoder on one mesh; see the module's docstring."""
+
+    def __init__(self, model: ModelSpec, engine: EngineSpec, mesh: Mesh, *, seed: int):
+        self.spec = engine
+        self._mesh = mesh
+        self._waiting: collections.deque[Request] = collections.deque()
+        self._running: list[_Running | None] = [None] * engine.num_slots
+        self._cache, self._slots = self._empty(model)
+        self._admit = jax.jit(
+            functools.partial(programs.admit, model=model, seed=seed),
+            donate_argnames=("cache", "slots"),
+        )
+        self._decode = jax.jit(
+            functools.partial(programs.decode, model=model, engine=engine),
+            donate_argnames=("cache", "slots"),
+        )
+        self.tokens_drawn = 0
+
+    def _empty(self, model: ModelSpec) -> tuple[decoder.Cache, Slots]:
+        def make(shape, dtype, partition):
+            return jnp.zeros(shape, dtype, device=NamedSharding(self._mesh, partition))
+
+        cache = decoder.empty_cache(
+            model, self.spec.num_slots, self.spec.cache_length, make
+        )
+        slots = jax.tree.map(
+            lambda x: make(x.shape, x.dtype, programs.slot_spec(x)),
+            programs.slot_shapes(self.spec),
+        )
+        return cache, slots
+
+    @property
+    def busy(self) -> bool:
+        """True while a submitted sample has not been returned."""
+        return bool(self._waiting) or any(r is not None for r in self._running)
+
+    def submit(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: if its prompt, its length or its number of samples does not
+                fit the engine.
+        """
+        spec, n = self.spec, len(request.prompt)
+        if not 1 <= n <= spec.max_prompt_tokens:
+            raise ValueError(
+                f"request {request.id}: a prompt of {n} tokens; the engine takes 1 to "
+                f"{spec.max_prompt_tokens} (config.rollout.max_prompt_tokens)."
+            )
+        if not 1 <= request.max_new_tokens <= spec.max_new_tokens:
+            raise ValueError(
+                f"request {request.id}: max_new_tokens={request.max_new_tokens}; the "
+                f"engine draws 1 to {spec.max_new_tokens}."
+            )
+        if not 1 <= request.num_samples <= spec.num_slots:
+            raise ValueError(
+                f"request {request.id}: {request.num_samples} samples do not fit "
+                f"{spec.num_slots} slots (config.rollout.slots)."
+            )
+        self._waiting.append(request)
+
+    def poll(self, params: Params, version: int) -> list[Sample]:
+        """Admits waiting requests, decodes one dispatch, returns finished samples.
+
+        Args:
+            params: weights to sample from.
+            version: their version, written beside every token they draw.
+        """
+        while self._fill(params):
+            pass
+        if not any(r is not None for r in self._running):
+            return []
+        before_W = np.array([len(r.logps) if r else 0 for r in self._running])
+        self._cache, self._slots, token_WN, logp_WN = self._decode(
+            params, self._cache, self._slots
+        )
+        token_WN, logp_WN, drawn_W, active_W = jax.device_get(
+            (token_WN, logp_WN, self._slots.drawn_W, self._slots.active_W)
+        )
+        finished = []
+        for w, running in enumerate(self._running):
+            if running is None:
+                continue
+            n = int(drawn_W[w]) - int(before_W[w])
+            running.tokens.extend(token_WN[w, :n].tolist())
+            running.logps.extend(logp_WN[w, :n].tolist())
+            running.versions.extend([version] * n)
+            self.tokens_drawn += n
+            if not active_W[w]:
+                finished.append(self._finish(running))
+                self._running[w] = None
+        return finished
+
+    def _finish(self, running: _Running) -> Sample:
+        prompt = running.request.prompt
+        n, m = len(prompt), len(running.tokens)
+        stopped = running.tokens[-1] in self.spec.stop_ids
+        return Sample(
+            request=running.request.id,
+            index=running.index,
+            tokens=np.array([*prompt, *running.tokens], np.int32),
+            policy_mask=np.arange(n + m) >= n,
+            sampler_logp=np.array([0.0] * n + running.logps, np.float32),
+            version=np.array([-1] * n + running.versions, np.int32),
+            stop_reason="stop" if stopped else "length",
+        )
+
+    def _fill(self, params: Params) -> bool:
+        """Admits waiting requests to free slots; False if none could be."""
+        spec = self.spec
+        free = [w for w, r in enumerate(self._running) if r is None]
+        admitted: list[Request] = []
+        room = len(free)
+        # A request waits until all of its samples fit: they share one prefill.
+        while self._waiting and len(admitted) < spec.prefill_rows:
+            if self._waiting[0].num_samples > room:
+                break
+            admitted.append(self._waiting.popleft())
+            room -= admitted[-1].num_samples
+        if not admitted:
+            return False
+
+        W = spec.num_slots
+        prompt_PT = np.zeros((spec.prefill_rows, spec.max_prompt_tokens), np.int32)
+        length_P = np.zeros((spec.prefill_rows,), np.int32)
+        source_W = np.full((W,), -1, np.int32)
+        id_W3 = np.zeros((W, 3), np.uint32)
+        incoming = jax.tree.map(
+            lambda x: np.zeros(x.shape, x.dtype), programs.slot_shapes(spec)
+        )
+        for row, request in enumerate(admitted):
+            n = len(request.prompt)
+            prompt_PT[row, :n] = request.prompt
+            length_P[row] = n
+            for index in range(request.num_samples):
+                w = free.pop(0)
+                source_W[w] = row
+                id_W3[w] = (request.stream, request.id & 0xFFFFFFFF, index)
+                # The last prompt token goes through the decoder, which draws the
+                # first token: sampling lives in one place.
+                incoming.token_W[w] = request.prompt[-1]
+                incoming.position_W[w] = n - 1
+                incoming.active_W[w] = True
+                incoming.left_W[w] = request.max_new_tokens
+                incoming.temperature_W[w] = request.temperature
+                self._running[w] = _Running(request, index, [], [], [])
+
+        def put(x):
+            axes = ("batch", *("time",) * (x.ndim - 1))
+            return jax.device_put(x, sharding(self._mesh, *axes))
+
+        self._cache, self._slots = self._admit(
+            params,
+            self._cache,
+            self._slots,
+            jax.tree.map(put, incoming),
+            put(id_W3),
+            put(source_W),
+            put(prompt_PT),
+            put(length_P),
+        )
+        return True

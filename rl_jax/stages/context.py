@@ -1,0 +1,216 @@
+"""What the stages of a run share: mesh, model, tokenizer, stop flag, weights."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rl_jax import config as configs
+from rl_jax.data import arithmetic, rows, tokenizer
+from rl_jax.data.tokenizer import Tokenizer
+from rl_jax.errors import ConfigError
+from rl_jax.mesh import check_divides, is_lead, make_mesh
+from rl_jax.models import huggingface
+from rl_jax.models.params import Params, init_params
+from rl_jax.models.spec import ModelSpec, RopeScaling
+
+MODEL_FILE = "model.json"
+TOKENIZER_FOLDER = "tokenizer"
+
+
+class Preempted(Exception):  # noqa: N818 (no error: the run was asked to stop)
+    """The run was asked to stop; `code` is the exit code, 128 + the signal."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.code = 128 + signum
+
+
+class StopFlag:
+    """Turns SIGTERM and the first Ctrl-C into a flag that loops look at."""
+
+    def __init__(self) -> None:
+        self._signum = 0
+
+    def install(self) -> None:
+        """Installs the handlers; a second Ctrl-C interrupts at once."""
+
+        def handler(signum: int, frame: object) -> None:
+            if signum == signal.SIGINT:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._signum = signum
+
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    def check(self) -> None:
+        """Raises Preempted if a signal has come."""
+        if self._signum:
+            raise Preempted(self._signum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Shared by every stage of a run."""
+
+    run: configs.Run
+    workdir: pathlib.Path
+    mesh: Mesh
+    model: ModelSpec
+    tokenizer: Tokenizer
+    stop: StopFlag
+
+    def folder(self, stage: configs.StageConfig) -> pathlib.Path:
+        """The work folder of a stage: the workdir itself for a flat config."""
+        return self.workdir / stage.name if stage.prefix else self.workdir
+
+
+def check_platform(wanted: str) -> None:
+    """Raises ConfigError if the devices are not of the platform asked for."""
+    found = jax.default_backend()
+    found = "gpu" if found in ("cuda", "rocm") else found
+    if wanted and wanted != found:
+        raise ConfigError(
+            f"config.runtime.platform={wanted!r}, but JAX found {found!r} "
+            f"({jax.device_count()} devices).\nInstall rl_jax[{wanted}] on a machine "
+            f"that has one, or write --config.runtime.platform={found}"
+        )
+
+
+def build(run: configs.Run, workdir: pathlib.Path, stop: StopFlag) -> Context:
+    """Mesh, tokenizer and model of a run; nothing is compiled yet.
+
+    A new model's tokenizer is trained here, once. The workdir gets the tokenizer's
+    files and the model's sizes, so that it can be used without its config.
+    """
+    check_platform(run.runtime.platform)
+    mesh = make_mesh(run.mesh.replica, run.mesh.fsdp, run.mesh.tensor)
+    # Everything that can be wrong is found before the first file is written.
+    model = _sizes(run)
+    check_layout(run, model, mesh)
+    if is_lead():
+        workdir.mkdir(parents=True, exist_ok=True)
+    text = _tokenizer(run, workdir)
+    if not run.model.path:
+        size = _rounded_up(text.vocab_size)
+        model = dataclasses.replace(model, vocab_size=size)
+    if is_lead():
+        path = workdir / MODEL_FILE
+        path.write_text(json.dumps(dataclasses.asdict(model), indent=1) + "\n")
+    return Context(run, workdir, mesh, model, text, stop)
+
+
+def _sizes(run: configs.Run) -> ModelSpec:
+    """The model's sizes; a new one's vocabulary is an upper bound yet."""
+    sizes: dict[str, Any] = dataclasses.asdict(run.model)
+    path = sizes.pop("path")
+    if path:
+        kept = ("dtype", "param_dtype", "float32_head", "remat")
+        choices = {name: sizes[name] for name in kept}
+        return huggingface.spec_from_config(path, **choices)
+    sizes["vocab_size"] = _rounded_up(run.model.vocab_size)
+    return ModelSpec(**sizes)
+
+
+def _rounded_up(vocab_size: int) -> int:
+    # A multiple of 64 divides over any usual mesh.
+    return -(-vocab_size // 64) * 64
+
+
+def _tokenizer(run: configs.Run, workdir: pathlib.Path) -> Tokenizer:
+    """The model's own tokenizer, or a new model's, trained here; kept in workdir."""
+    folder = workdir / TOKENIZER_FOLDER
+    if run.model.path:
+        if is_lead() and not folder.exists():
+            _copy_tokenizer(pathlib.Path(run.model.path), folder)
+        return tokenizer.load(run.model.path)
+    if is_lead() and not folder.exists():
+        unfinished = workdir / f"{TOKENIZER_FOLDER}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        tokenizer.train(
+            _corpus(run),
+            unfinished,
+            vocab_size=run.model.vocab_size,
+            chat_template=arithmetic.CHAT_TEMPLATE,
+            specials=arithmetic.CHAT_SYMBOLS,
+        )
+        unfinished.rename(folder)
+    return tokenizer.load(folder)
+
+
+def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> None:
+    unfinished = folder.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    names = (
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "config.json",
+    )
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, unfinished / name)
+    unfinished.rename(folder)
+
+
+def _corpus(run: configs.Run) -> Iterable[str]:
+    """Text for a new model's tokenizer: what the stages will train on."""
+    for stage in run.stages:
+        if stage.data.train == "arithmetic":
+            count = min(stage.data.num_problems, 2000)
+            found = arithmetic.demonstrations(count, run.seed)
+        else:
+            found = rows.read_conversations(
+                stage.data.train,
+                prompt_column=stage.data.prompt_column,
+                completion_column=stage.data.answer_column,
+            )
+        for row in found:
+            yield from (message["content"] for message in row.messages)
+
+
+def check_layout(run: configs.Run, model: ModelSpec, mesh: Mesh) -> None:
+    """Raises ConfigError for sizes that do not divide over the mesh."""
+    tensor = "--config.mesh.tensor=1"
+    sizes = {
+        "num_heads": ("heads", model.num_heads, tensor),
+        "num_kv_heads": ("kv_heads", model.num_kv_heads, tensor),
+        "ffn_width": ("ffn", model.ffn_width, tensor),
+        "vocab_size": ("vocab", model.vocab_size, tensor),
+        "width": ("embed", model.width, "--config.mesh.fsdp=1"),
+    }
+    for stage in run.stages:
+        rollout, batch = stage.rollout, stage.batch
+        for name, size in {
+            "rollout.slots": rollout.slots,
+            "rollout.prefill_rows": rollout.prefill_rows,
+            "batch.micro_rows": batch.micro_rows,
+        }.items():
+            key = f"config.{stage.prefix}{name}"
+            sizes[key] = ("batch", size, f"--{key}=...")
+    check_divides(mesh, sizes)
+
+
+def first_params(context: Context) -> Params:
+    """The weights that a run begins with: from `model.path`, or new ones."""
+    run = context.run
+    if run.model.path:
+        return huggingface.load_params(run.model.path, context.model, context.mesh)
+    return init_params(context.model, context.mesh, run.seed)
+
+
+def read_model_file(workdir: pathlib.Path) -> ModelSpec:
+    """The model that a workdir holds."""
+    fields = json.loads((workdir / MODEL_FILE).read_text())
+    scaling = fields.pop("rope_scaling")
+    return ModelSpec(**fields, rope_scaling=RopeScaling(**scaling) if scaling else None)

@@ -1,0 +1,95 @@
+"""Accuracy on held-out prompts."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rl_jax import config as configs
+from rl_jax.data.tokenizer import Tokenizer
+from rl_jax.models.params import Params
+from rl_jax.rewards.pool import RewardPool
+from rl_jax.rewards.score import Verdict
+from rl_jax.rollout.engine import Engine
+from rl_jax.rollout.sample import EVAL_STREAM, Request
+from rl_jax.stages.context import StopFlag
+from rl_jax.stages.inputs import Prompt
+from rl_jax.stages.scoring import Scored, sample_and_score
+
+
+def answers(
+    engine: Engine,
+    pool: RewardPool,
+    text: Tokenizer,
+    params: Params,
+    prompts: Sequence[Prompt],
+    *,
+    num_samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    check_stop: Callable[[], None] = lambda: None,
+) -> list[Scored]:
+    """`num_samples` scored answers to each prompt, in order.
+
+    The draws of a prompt are the same each time it is asked, so that two evaluations
+    differ by their weights and not by chance.
+    """
+    asked = [
+        (
+            Request(i, p.ids, num_samples, max_new_tokens, temperature, EVAL_STREAM),
+            p,
+        )
+        for i, p in enumerate(prompts)
+    ]
+    scored, _ = sample_and_score(
+        engine, pool, text, params, asked, version=0, check_stop=check_stop
+    )
+    return scored
+
+
+def is_correct(scored: Scored) -> bool:
+    """True if the verdict of the main reward is "correct"."""
+    return scored.score.verdict is Verdict.CORRECT
+
+
+def evaluate(
+    engine: Engine,
+    pool: RewardPool,
+    text: Tokenizer,
+    params: Params,
+    prompts: Sequence[Prompt],
+    stage: configs.StageConfig,
+    stop: StopFlag,
+) -> dict[str, float]:
+    """The `eval/` metrics of a stage; accuracy is the share of right answers."""
+    shared = {"max_new_tokens": stage.rollout.max_new_tokens, "check_stop": stop.check}
+    began = time.monotonic()
+    metrics: dict[str, float] = {"eval/num_prompts": len(prompts)}
+    if stage.eval.num_samples:
+        drawn = answers(
+            engine,
+            pool,
+            text,
+            params,
+            prompts,
+            num_samples=stage.eval.num_samples,
+            temperature=stage.rollout.temperature,
+            **shared,
+        )
+        lengths = [s.sample.policy_mask.sum() for s in drawn]
+        metrics["eval/accuracy"] = float(np.mean([is_correct(s) for s in drawn]))
+        metrics["eval/mean_length"] = float(np.mean(lengths))
+    if stage.eval.greedy:
+        best = answers(
+            engine,
+            pool,
+            text,
+            params,
+            prompts,
+            num_samples=1,
+            temperature=0.0,
+            **shared,
+        )
+        metrics["eval/accuracy_greedy"] = float(np.mean([is_correct(s) for s in best]))
+    metrics["time/eval"] = time.monotonic() - began
+    return metrics

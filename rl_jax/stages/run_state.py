@@ -1,0 +1,190 @@
+"""A stage's life around its loop: begin or resume, write, save, stop in good order."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+
+import jax
+import optax
+
+from rl_jax import config as configs
+from rl_jax import learner
+from rl_jax.checkpoint import Checkpointer
+from rl_jax.learner import State
+from rl_jax.mesh import is_lead
+from rl_jax.metrics import CompileCounter, Writer, memory_bytes
+from rl_jax.models.params import Params, abstract_params
+from rl_jax.models.spec import ModelSpec
+from rl_jax.stages.context import Context, Preempted
+
+CHECKPOINTS = "checkpoints"
+
+
+def optimiser_of(
+    stage: configs.StageConfig, model: ModelSpec
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The optimiser of a stage; its steps are counted in optimiser steps."""
+    optim, each = stage.optim, stage.batch.updates_per_step
+    return learner.optimiser(
+        model,
+        lr=optim.lr,
+        schedule=optim.schedule,
+        warmup_steps=optim.warmup_steps * each,
+        total_steps=stage.steps * each,
+        final_lr_fraction=optim.final_lr_fraction,
+        weight_decay=optim.weight_decay,
+        b1=optim.b1,
+        b2=optim.b2,
+        eps=optim.eps,
+        clip_norm=optim.clip_norm,
+    )
+
+
+class Session:
+    """Where a stage stands on disk.
+
+    Attributes:
+        state, start, position: what to begin from: the state after `start` steps, and
+            the data position as a few integers.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        stage: configs.StageConfig,
+        checkpointer: Checkpointer,
+        writer: Writer,
+        begin: tuple[int, State, dict[str, int]],
+    ):
+        self.start, self.state, self.position = begin
+        self._context, self._stage = context, stage
+        self._checkpointer, self._writer = checkpointer, writer
+        self._compiles = CompileCounter()
+        self._now = begin
+        self._saved = self.start if self.start else -1
+        self._pending: tuple[int, Callable[[], dict[str, float]]] | None = None
+        self._evaluated = _evaluated_steps(context.folder(stage) / "metrics.jsonl")
+
+    def begin(self, step: int, state: State, position: dict[str, int]) -> None:
+        """The state after `step` steps stands: what a stop from here on saves."""
+        self._now = (step, state, position)
+        self._context.stop.check()
+
+    def evaluation_due(self, step: int) -> bool:
+        """True if `step` is one to evaluate at and its result is not written yet."""
+        every = self._stage.eval.every
+        if not every or step in self._evaluated:
+            return False
+        return step % every == 0 or step == self._stage.steps
+
+    def write(
+        self, step: int, metrics: dict[str, float], samples: list[dict] | None = None
+    ) -> None:
+        """Writes a step's metrics, and its samples when it is time for some."""
+        self.flush()
+        metrics = metrics | self._process_metrics()
+        self._writer.write(step, metrics)
+        self._writer.line(step, metrics)
+        every = self._stage.log.samples_every
+        if samples and every and (step == 1 or step % every == 0):
+            self._writer.samples(step, samples, show=self._stage.log.num_samples)
+
+    def write_later(self, step: int, finish: Callable[[], dict[str, float]]) -> None:
+        """Writes the step before, and keeps this one until the device is done."""
+        self.flush()
+        self._pending = (step, finish)
+
+    def flush(self) -> None:
+        """Writes what `write_later` kept."""
+        if self._pending:
+            step, finish = self._pending
+            self._pending = None
+            self.write(step, finish())
+
+    def _process_metrics(self) -> dict[str, float]:
+        return {
+            "perf/memory_bytes": memory_bytes(),
+            "perf/compiles": self._compiles.count,
+            "perf/compile_secs": self._compiles.secs,
+        }
+
+    def save(self, step: int, state: State, position: dict[str, int]) -> None:
+        """Starts saving a checkpoint, if it is time for one."""
+        every = self._stage.checkpoint.every
+        if step == self._stage.steps or (every and step % every == 0):
+            self._save(step, state, position)
+
+    def _save(self, step: int, state: State, position: dict[str, int]) -> None:
+        # A checkpoint promises that everything up to its step is written.
+        self.flush()
+        self._checkpointer.save(step, state, position)
+        self._saved = step
+
+    def save_now(self) -> None:
+        """Saves what `begin` was given last, and waits until it is verified."""
+        step, state, position = self._now
+        if step > self._saved:
+            self._save(step, state, position)
+        self._checkpointer.wait()
+
+
+@contextlib.contextmanager
+def open_stage(
+    context: Context,
+    stage: configs.StageConfig,
+    base: Callable[[], Params],
+    tx: optax.GradientTransformation,
+) -> Iterator[Session]:
+    """Begins or resumes a stage; saves on the way out when the run is preempted."""
+    folder = context.folder(stage)
+    if is_lead():
+        folder.mkdir(parents=True, exist_ok=True)
+    writer = Writer(
+        folder, stage=stage.name, total_steps=stage.steps, enabled=is_lead()
+    )
+    checkpointer = Checkpointer(
+        folder / CHECKPOINTS, keep=stage.checkpoint.keep, log=writer.log
+    )
+    found = checkpointer.restore(abstract_state(context, tx))
+    if found is None:
+        begin = (0, learner.init_state(base(), tx), {})
+        writer.resume(-1)
+    else:
+        begin = (found[0], found[1], found[2])
+        writer.resume(found[0])
+        writer.log(f"{stage.name}: resuming from step {found[0]}")
+    session = Session(context, stage, checkpointer, writer, begin)
+    try:
+        yield session
+        session.flush()
+        checkpointer.wait()
+    except Preempted as stop:
+        session.save_now()
+        writer.log(f"{stage.name}: {stop}; saved, the same command resumes")
+        raise
+    finally:
+        checkpointer.close()
+        writer.close()
+
+
+def abstract_state(context: Context, tx: optax.GradientTransformation) -> State:
+    """Shapes, dtypes and shardings of a state, without making one."""
+    params = abstract_params(context.model, context.mesh)
+
+    def like(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        partition = x.sharding.spec if x.sharding is not None else jax.P()
+        sharding = jax.sharding.NamedSharding(context.mesh, partition)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    opt_state = jax.tree.map(like, jax.eval_shape(tx.init, params))
+    step = like(jax.ShapeDtypeStruct((), "int32"))
+    return State(step, params, opt_state)  # pyright: ignore[reportArgumentType]
+
+
+def _evaluated_steps(path: pathlib.Path) -> set[int]:
+    """Steps whose evaluation stands in metrics.jsonl already."""
+    if not path.is_file():
+        return set()
+    lines = (json.loads(line) for line in path.read_text().splitlines() if line)
+    return {line["step"] for line in lines if any(k.startswith("eval/") for k in line)}

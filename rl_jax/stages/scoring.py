@@ -1,0 +1,163 @@
+"""Prompts to scored samples: the engine samples while the reward workers score."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from jax.sharding import Mesh
+
+from rl_jax import config as configs
+from rl_jax.data.tokenizer import Tokenizer
+from rl_jax.models.params import Params
+from rl_jax.models.spec import ModelSpec
+from rl_jax.rewards.pool import RewardPool
+from rl_jax.rewards.score import Score
+from rl_jax.rollout.engine import Engine
+from rl_jax.rollout.programs import EngineSpec
+from rl_jax.rollout.sample import Request, Sample
+from rl_jax.stages.inputs import Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A sample with its text and score."""
+
+    prompt: Prompt
+    sample: Sample
+    completion: str
+    score: Score
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of sampling, seconds of waiting for scores after it, tokens drawn."""
+
+    sample_secs: float = 0.0
+    wait_secs: float = 0.0
+    tokens: int = 0
+
+    def __add__(self, other: "Timing") -> "Timing":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Timing(*(a + b for a, b in pairs))
+
+
+def make_engine(
+    stage: configs.StageConfig, model: ModelSpec, text: Tokenizer, mesh: Mesh, seed: int
+) -> Engine:
+    """The engine that a stage trains and evaluates with."""
+    rollout = stage.rollout
+    spec = EngineSpec(
+        num_slots=rollout.slots,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        prefill_rows=rollout.prefill_rows,
+        decode_steps=rollout.decode_steps,
+        stop_ids=text.stop_ids,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+    )
+    return Engine(model, spec, mesh, seed=seed)
+
+
+def make_pool(stage: configs.StageConfig) -> RewardPool:
+    """The reward workers of a stage."""
+    reward = stage.reward
+    return RewardPool(
+        reward.functions,
+        reward.weights,
+        num_workers=reward.workers,
+        timeout_secs=reward.timeout_secs,
+        options={"answer_format": reward.answer_format},
+    )
+
+
+def sample_and_score(
+    engine: Engine,
+    pool: RewardPool,
+    text: Tokenizer,
+    params: Params,
+    asked: Sequence[tuple[Request, Prompt]],
+    *,
+    version: int,
+    check_stop: Callable[[], None],
+) -> tuple[list[Scored], Timing]:
+    """Answers every request and scores every answer.
+
+    A sample is scored as soon as it ends, while others are still being drawn. The
+    result is in the order of requests and sample indices, whatever finished first.
+
+    Args:
+        version: of `params`, written beside each token.
+        check_stop: called between dispatches; may raise to abandon everything.
+    """
+    prompts = {request.id: prompt for request, prompt in asked}
+    assert len(prompts) == len(asked), "two requests with one id"
+    for request, _ in asked:
+        engine.submit(request)
+    tickets: list[tuple[Sample, str]] = []
+    scores: dict[int, Score] = {}
+    drawn_before, started = engine.tokens_drawn, time.monotonic()
+    while engine.busy:
+        check_stop()
+        for sample in engine.poll(params, version):
+            completion = completion_text(sample, text)
+            job = _job(prompts[sample.request], sample, completion, text)
+            pool.submit(len(tickets), job)
+            tickets.append((sample, completion))
+        scores.update(pool.poll())
+    sampled = time.monotonic()
+    while len(scores) < len(tickets):
+        check_stop()
+        scores.update(pool.wait(0.2))
+    timing = Timing(
+        sampled - started,
+        time.monotonic() - sampled,
+        engine.tokens_drawn - drawn_before,
+    )
+    scored = [
+        Scored(prompts[sample.request], sample, completion, scores[ticket])
+        for ticket, (sample, completion) in enumerate(tickets)
+    ]
+    order = {request.id: i for i, (request, _) in enumerate(asked)}
+    scored.sort(key=lambda s: (order[s.sample.request], s.sample.index))
+    return scored, timing
+
+
+def completion_text(sample: Sample, text: Tokenizer) -> str:
+    """What the policy wrote, without the stop token that ended it."""
+    ids = sample.completion.tolist()
+    if not sample.truncated:
+        ids = ids[:-1]
+    return text.decode(ids)
+
+
+def _job(prompt: Prompt, sample: Sample, completion: str, text: Tokenizer) -> dict:
+    return {
+        "prompt": text.decode(list(prompt.ids), specials=True),
+        "completion": completion,
+        "answer": prompt.row.answer,
+        "row": prompt.row.extra,
+        "num_tokens": int(sample.policy_mask.sum()),
+        "truncated": sample.truncated,
+        "data_source": prompt.row.data_source,
+    }
+
+
+def records(scored: Sequence[Scored]) -> list[dict]:
+    """Samples as rows for the samples file."""
+    return [
+        {
+            "request": s.sample.request,
+            "index": s.sample.index,
+            "prompt": s.prompt.row.messages[-1]["content"],
+            "completion": s.completion,
+            "answer": s.prompt.row.answer,
+            "score": s.score.value,
+            "parts": s.score.parts,
+            "verdict": s.score.verdict.value,
+            "detail": s.score.detail,
+            "num_tokens": int(s.sample.policy_mask.sum()),
+            "stop_reason": s.sample.stop_reason,
+        }
+        for s in scored
+    ]

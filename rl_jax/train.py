@@ -1,0 +1,88 @@
+"""Trains the stages of a config.
+
+    python -m rl_jax.train --config=configs/quickstart.py --workdir=DIR \
+        [--config.KEY=VALUE ...]
+
+Exit codes: 0 done, 2 the configuration is wrong (a retry will not help), 143 (130 for
+Ctrl-C) stopped by a signal and saved (the same command resumes), 1 a crash.
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from ml_collections import config_dict
+
+from rl_jax import command_line
+from rl_jax import config as configs
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a command line (without the program's name); returns the exit code."""
+    command = command_line.parse(argv)
+    return train(command.config, command.workdir, command.overrides)
+
+
+def train(
+    config: config_dict.ConfigDict,
+    workdir: str | pathlib.Path,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Trains `config` in `workdir`, or goes on where it stopped.
+
+    Args:
+        config: from `rl_jax.config.stage` or `chain`.
+        overrides: keys to be marked as set by hand in what is printed.
+
+    Returns:
+        The exit code: 0, or 128 + the signal that stopped it.
+
+    Raises:
+        ConfigError: before anything is compiled or written.
+    """
+    run = configs.resolve(config)
+    print(command_line.describe(config, overrides), flush=True)
+    # Imported late: a wrong configuration is told in less time than jax takes.
+    from rl_jax.stages import chain, inputs
+    from rl_jax.stages.context import Preempted, StopFlag
+
+    inputs.check_data(run)
+    workdir = pathlib.Path(workdir).absolute()
+    stop = StopFlag()
+    stop.install()
+    try:
+        chain.run(run, workdir, stop, started=lambda: _record(config, workdir))
+    except Preempted as stopped:
+        return stopped.code
+    return 0
+
+
+def _record(config: config_dict.ConfigDict, workdir: pathlib.Path) -> None:
+    """Saves the config; says so if the workdir was begun with another."""
+    path = workdir / "config.json"
+    text = command_line.to_json(config)
+    if path.is_file():
+        before, now = _flat(json.loads(path.read_text())), _flat(json.loads(text))
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                print(
+                    f"note: config.{key} was {before.get(key)!r} when this workdir was "
+                    f"begun, now {now.get(key)!r}",
+                    flush=True,
+                )
+    path.write_text(text + "\n")
+
+
+def _flat(tree: dict, prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.exit_on_config_error(main, sys.argv[1:]))

@@ -1,0 +1,157 @@
+"""KL estimators: worked numbers, gradients over a whole vocabulary, extremes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_jax.objectives.kl import KINDS, kl_estimate, kl_loss
+
+LOGP = [-0.50, -1.20, -0.30, -0.90, -0.40, -1.50, -0.20, -0.70, -2.00]
+REF_LOGP = [-0.60, -1.10, -0.50, -0.80, -0.80, -1.20, -0.50, -0.90, -1.00]
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    with jax.enable_x64(request.param == "float64"):
+        yield request.param
+
+
+def slow_kl(logp: float, ref_logp: float, kind: str) -> float:
+    ratio = np.exp(np.float64(ref_logp) - np.float64(logp))
+    if kind == "k1":
+        return -np.log(ratio)
+    if kind == "k2":
+        return 0.5 * np.log(ratio) ** 2
+    return (ratio - 1) - np.log(ratio)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean"), [("k1", -0.033333), ("k2", 0.080556), ("k3", 0.103547)]
+)
+def test_estimators_have_the_worked_means(kind, mean, dtype):
+    kl = kl_estimate(jnp.array(LOGP, dtype), jnp.array(REF_LOGP, dtype), kind=kind)
+    assert kl.dtype == dtype
+    np.testing.assert_allclose(kl.mean(), mean, rtol=0, atol=1e-6)
+
+
+def test_k3_has_the_worked_values_and_gradients(dtype):
+    logp, ref = jnp.array(LOGP[:3], dtype), jnp.array(REF_LOGP[:3], dtype)
+    value = kl_estimate(logp, ref, kind="k3")
+    grad = jax.grad(lambda x: kl_estimate(x, ref, kind="k3").sum())(logp)
+    np.testing.assert_allclose(value, [0.004837, 0.005171, 0.018731], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(grad, [0.095163, -0.105171, 0.181269], rtol=0, atol=1e-6)
+
+
+def test_estimators_have_the_values_a_peer_reports(dtype):
+    logp = jnp.array([-1.0, -0.5, -0.7, -2.0, -0.3, -1.1], dtype)
+    ref = jnp.array([-1.1, -0.6, -0.9, -1.5, -0.3, -1.4], dtype)
+    means = [kl_estimate(logp, ref, kind=kind).mean() for kind in KINDS]
+    np.testing.assert_allclose(means, [0.033333, 0.033333, 0.036324], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimators_match_the_slow_version(kind):
+    rng = np.random.default_rng(0)
+    logp_BT, ref_BT = -rng.exponential(2.0, (2, 3, 5)).astype(np.float32)
+    kl_BT = kl_estimate(jnp.asarray(logp_BT), jnp.asarray(ref_BT), kind=kind)
+    slow_BT = np.vectorize(slow_kl)(logp_BT, ref_BT, kind)
+    # Absolute part: log-probabilities near 10 carry an error of 1e-6 in float32.
+    np.testing.assert_allclose(kl_BT, slow_BT, rtol=1e-5, atol=2e-6)
+
+
+def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
+    logp, ref = jnp.float32(0.0), jnp.float32(-1e-4)
+    value = kl_estimate(logp, ref, kind="k3")
+    # exp(x) - 1 - x is 0 or 6e-8 in float32; the truth is 5e-9.
+    np.testing.assert_allclose(value, slow_kl(0.0, -1e-4, "k3"), rtol=1e-2)
+
+
+# Over a vocabulary of three: what the estimators mean when tokens are drawn from the
+# policy, and when they are drawn from another one.
+POLICY_V = np.array([0.5, 0.3, 0.2])
+REF_V = np.array([0.4, 0.4, 0.2])
+OTHER_V = np.array([0.6, 0.3, 0.1])
+KL_GRAD_V = [0.098938, -0.093885, -0.005053]
+
+
+def expected_gradient(term, kind, drawn_V):
+    """The mean over drawn tokens of the gradient of a term to the logits."""
+
+    def mean_term(logits_V):
+        term_V = term(jax.nn.log_softmax(logits_V), jnp.log(REF_V), kind=kind)
+        return jnp.sum(drawn_V * term_V)
+
+    return jax.grad(mean_term)(jnp.log(POLICY_V))
+
+
+def test_k1_and_k3_estimate_the_divergence_itself():
+    with jax.enable_x64(True):
+        for kind in ("k1", "k3"):
+            kl_V = kl_estimate(jnp.log(POLICY_V), jnp.log(REF_V), kind=kind)
+            np.testing.assert_allclose(POLICY_V @ kl_V, 0.025267, rtol=0, atol=1e-6)
+        kl_V = kl_estimate(jnp.log(POLICY_V), jnp.log(REF_V), kind="k3")
+        np.testing.assert_allclose(OTHER_V @ kl_V, 0.027582, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("term", "kind", "drawn_V", "grad_V"),
+    [
+        (kl_estimate, "k1", POLICY_V, [0.0, 0.0, 0.0]),
+        (kl_estimate, "k2", POLICY_V, KL_GRAD_V),
+        (kl_estimate, "k3", POLICY_V, [0.1, -0.1, 0.0]),
+        (kl_estimate, "k3", OTHER_V, [0.11, -0.106, -0.004]),
+        (kl_loss, "k1", POLICY_V, KL_GRAD_V),
+        (kl_loss, "k2", POLICY_V, KL_GRAD_V),
+        (kl_loss, "k3", POLICY_V, [0.1, -0.1, 0.0]),
+    ],
+)
+def test_expected_gradients_are_those_of_the_theory(term, kind, drawn_V, grad_V):
+    with jax.enable_x64(True):
+        grad = expected_gradient(term, kind, drawn_V)
+        np.testing.assert_allclose(grad, grad_V, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_term_has_the_value_of_its_estimator(kind, dtype):
+    logp, ref = jnp.array(LOGP, dtype), jnp.array(REF_LOGP, dtype)
+    np.testing.assert_array_equal(
+        kl_loss(logp, ref, kind=kind), kl_estimate(logp, ref, kind=kind)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_the_loss_term_depends_on_the_reference(kind):
+    logp, ref = jnp.array(LOGP), jnp.array(REF_LOGP)
+
+    def grad(ref):
+        return jax.grad(lambda x: kl_loss(x, ref, kind=kind).sum())(logp)
+
+    assert np.all(np.abs(grad(ref) - grad(ref - 0.5)) > 0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gradient_reaches_the_reference(kind):
+    logp, ref = jnp.array(LOGP), jnp.array(REF_LOGP)
+    grad = jax.grad(lambda f: kl_loss(logp, f, kind=kind).sum())(ref)
+    np.testing.assert_array_equal(grad, np.zeros(9))
+
+
+def test_k3_stays_finite_at_any_distance():
+    logp = jnp.array([-1000.0, -1.0, -1.0])
+    ref = jnp.array([-1.0, -1000.0, -jnp.inf])
+    value, grad = jax.value_and_grad(lambda x: kl_loss(x, ref, kind="k3").sum())(logp)
+    assert np.isfinite(value) and np.all(np.isfinite(grad))
+
+
+def test_bfloat16_is_widened_before_the_exponential():
+    logp, ref = jnp.array(LOGP, jnp.bfloat16), jnp.array(REF_LOGP, jnp.bfloat16)
+    narrow = kl_estimate(logp, ref, kind="k3")
+    wide = kl_estimate(logp.astype(jnp.float32), ref.astype(jnp.float32), kind="k3")
+    assert narrow.dtype == jnp.float32
+    np.testing.assert_array_equal(narrow, wide)
+
+
+def test_an_unknown_estimator_is_refused():
+    with pytest.raises(ValueError, match="'k4'"):
+        kl_estimate(jnp.zeros(1), jnp.zeros(1), kind="k4")

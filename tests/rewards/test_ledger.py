@@ -1,0 +1,87 @@
+import threading
+import time
+
+import pytest
+
+from rl_jax.rewards.ledger import Ledger
+from rl_jax.rewards.score import Score, Verdict
+
+GOOD = Score(1.0, Verdict.CORRECT, seconds=0.5)
+
+
+def test_a_ticket_comes_out_once():
+    ledger = Ledger()
+    ledger.add(7, b"job")
+    job = ledger.next()
+    assert job is not None and ledger.next() is None
+    ledger.finish(job, GOOD)
+    assert ledger.pending() == 1
+    assert ledger.take() == [(7, GOOD)]
+    assert ledger.take() == [] and ledger.pending() == 0
+
+
+def test_a_pending_ticket_cannot_be_submitted_again():
+    ledger = Ledger()
+    ledger.add(7, b"job")
+    with pytest.raises(ValueError, match="7"):
+        ledger.add(7, b"job")
+
+
+def test_a_job_that_is_tried_again_goes_first():
+    ledger = Ledger()
+    ledger.add(1, b"")
+    ledger.add(2, b"")
+    job = ledger.next()
+    assert job is not None
+    ledger.again(job)
+    assert ledger.next() is job
+    assert ledger.stats()["retries"] == 1
+
+
+def test_waiting_ends_when_nothing_is_pending_or_time_is_up():
+    ledger = Ledger()
+    assert ledger.wait(None) == []
+    ledger.add(1, b"")
+    assert ledger.wait(0.01) == []
+
+
+def test_waiting_is_woken_by_a_score():
+    ledger = Ledger()
+    ledger.add(1, b"")
+    job = ledger.next()
+    assert job is not None
+    threading.Timer(0.05, lambda: ledger.finish(job, GOOD)).start()
+    assert ledger.wait(10.0) == [(1, GOOD)]
+
+
+def test_a_fault_of_the_thread_is_raised_to_everybody():
+    ledger = Ledger()
+    ledger.stop(KeyError("bug"))
+    for call in (ledger.take, lambda: ledger.add(1, b""), lambda: ledger.wait(None)):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(KeyError):
+        ledger.wait_ready()
+
+
+def test_statistics_add_up():
+    ledger = Ledger()
+    for ticket in range(3):
+        ledger.add(ticket, b"")
+    time.sleep(0.01)
+    for score, num_errors in (
+        (GOOD, 0),
+        (Score(0.0, Verdict.TIMEOUT, seconds=2.0), 0),
+        (Score(None, Verdict.INFRASTRUCTURE, detail="bug"), 1),
+    ):
+        job = ledger.next()
+        assert job is not None
+        job.started = time.monotonic()
+        ledger.finish(job, score, num_errors)
+    stats = ledger.stats()
+    assert (stats["submitted"], stats["finished"], stats["none"]) == (3, 3, 1)
+    assert stats["verdict/correct"] == stats["timeouts"] == stats["errors"] == 1
+    assert stats["grade_secs"] == 2.5
+    assert stats["queue_secs"] >= 3 * 0.01
+    assert stats["last_error"] == "bug"

@@ -1,0 +1,149 @@
+import pytest
+
+from rl_jax.errors import ConfigError
+from rl_jax.rewards import RewardPool, Verdict
+
+FUNCTION = """
+def length(completions, scale, **kwargs):
+    return [scale[0] * len(completions[0])]
+"""
+
+
+def sample(completion, answer, **job):
+    return {
+        "prompt": "",
+        "completion": completion,
+        "answer": answer,
+        "row": {"scale": 0.5},
+        "num_tokens": 1,
+        "truncated": False,
+        "data_source": "",
+        **job,
+    }
+
+
+def scores_of(pool, samples):
+    for ticket, job in enumerate(samples):
+        pool.submit(ticket, job)
+    scores = {}
+    while pool.pending:
+        scores.update(pool.wait(60.0))
+    return [scores[ticket] for ticket in range(len(samples))]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "length.py"
+    path.write_text(FUNCTION)
+    functions = ["maths", "format", f"{path}:length"]
+    with RewardPool(
+        functions, [1.0, 0.25, 0.0], num_workers=2, timeout_secs=20.0
+    ) as pool:
+        yield pool
+
+
+def test_several_rewards_become_one_number(pool):
+    assert pool.names == ("maths", "format", "length")
+    right, wrong, cut = scores_of(
+        pool,
+        [
+            sample(r"\boxed{4}", "4"),
+            sample(r"\boxed{5}", "4"),
+            sample(r"\boxed{4}", "4", truncated=True),
+        ],
+    )
+    assert (right.value, right.verdict, right.answer) == (1.25, Verdict.CORRECT, "4")
+    assert right.parts == {"maths": 1.0, "format": 1.0, "length": 4.5}
+    assert (wrong.value, wrong.verdict) == (0.25, Verdict.WRONG)
+    assert cut.value == 1.0
+
+
+def test_polling_never_blocks_and_hands_each_score_out_once(pool):
+    assert pool.poll() == []
+    pool.submit(10, sample(r"\boxed{4}", "4"))
+    got = []
+    while pool.pending:
+        got += pool.poll()
+    assert [ticket for ticket, _ in got] == [10]
+    assert pool.poll() == [] and pool.wait(0.0) == []
+
+
+def test_a_pending_ticket_is_refused_and_a_finished_one_may_be_used_again(pool):
+    pool.submit(3, sample("", ""))
+    with pytest.raises(ValueError, match="3"):
+        pool.submit(3, sample("", ""))
+    while pool.pending:
+        pool.wait(60.0)
+    pool.submit(3, sample("", ""))
+    while pool.pending:
+        pool.wait(60.0)
+
+
+def test_text_of_any_kind_reaches_the_worker(pool):
+    text = "line\nbreaks, \0, \udcff, 四, " + "x" * 300_000 + r"\boxed{4}"
+    (score,) = scores_of(pool, [sample(text, "4")])
+    assert score.value == 1.25 and score.parts["length"] == len(text) / 2
+
+
+def test_columns_that_are_no_json_are_passed_as_lists_or_text(pool):
+    numpy = pytest.importorskip("numpy")
+    row = {"scale": numpy.float32(0.5), "x": numpy.arange(3), "path": object()}
+    (score,) = scores_of(pool, [sample("abcd", "4", row=row)])
+    assert score.parts["length"] == 2.0
+
+
+def test_the_number_of_workers_changes_no_score(pool):
+    samples = [
+        sample(rf"\boxed{{{answer}}}", gold)
+        for gold in ("4", r"\frac{1}{3}", "x^2", r"\{1,2\}", "B", "")
+        for answer in ("4", "0.3333333", r"x\cdot x", "2, 1", r"\text{(B)}", "9^{9^9}")
+    ]
+    options = {"functions": ["maths", "format"], "weights": [1.0, 0.25]}
+    with RewardPool(**options, num_workers=1, timeout_secs=20.0) as single:
+        alone = scores_of(single, samples)
+    together = scores_of(pool, samples)
+    assert [(s.value, s.verdict) for s in alone] == [
+        (s.value, s.verdict) for s in together
+    ]
+    assert {s.value for s in alone} >= {0.25, 1.25}
+
+
+def test_statistics_count_every_sample(pool):
+    before = pool.stats()
+    scores_of(pool, [sample(r"\boxed{4}", "4"), sample("", "4")])
+    after = pool.stats()
+    assert after["submitted"] - before["submitted"] == 2
+    assert after["finished"] == after["submitted"]
+    assert after["verdict/correct"] - before["verdict/correct"] == 1
+    assert after["verdict/unparsable_reply"] > before["verdict/unparsable_reply"]
+    assert after["grade_secs"] > before["grade_secs"]
+    assert after["queue_secs"] > before["queue_secs"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        (["mathz"], "did you mean 'maths'"),
+        (["no_such_package:fn"], "no_such_package"),
+        (["rl_jax.rewards.format:format_rewrad"], "format_reward"),
+    ],
+)
+def test_a_reward_that_does_not_exist_stops_the_start(functions, message):
+    with pytest.raises(ConfigError, match=message):
+        RewardPool(functions, [1.0], num_workers=1, timeout_secs=5.0)
+
+
+@pytest.mark.parametrize(("workers", "secs"), [(0, 5.0), (1, 0.0)])
+def test_no_worker_or_no_time_is_refused(workers, secs):
+    with pytest.raises(ConfigError, match="1 or more"):
+        RewardPool(["format"], [1.0], num_workers=workers, timeout_secs=secs)
+
+
+def test_a_closed_pool_takes_no_job_and_may_be_closed_again():
+    pool = RewardPool(["format"], [1.0], num_workers=1, timeout_secs=5.0)
+    pool.submit(0, sample("", ""))
+    pool.close()
+    pool.close()
+    assert pool.pids == []
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(1, sample("", ""))

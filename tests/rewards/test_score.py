@@ -1,0 +1,85 @@
+import json
+import math
+
+import pytest
+
+from rl_jax.rewards.score import Score, Verdict, combine, from_json, from_value
+
+
+def test_a_score_survives_json():
+    score = Score(0.5, Verdict.WRONG, "7", 0.25, "why", {"a": 0.5, "b": None})
+    assert from_json(json.loads(json.dumps(score.to_json()))) == score
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (1, "correct"),
+        (0.1, "correct"),
+        (0, "wrong"),
+        (-2.0, "wrong"),
+        (True, "correct"),
+    ],
+)
+def test_a_bare_number_is_correct_if_it_is_positive(value, verdict):
+    assert from_value(value) == Score(float(value), Verdict(verdict))
+
+
+def test_none_is_not_zero():
+    assert from_value(None).value is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "high", [1.0, 2.0]])
+def test_a_reward_that_is_no_finite_number_is_refused(value):
+    with pytest.raises((ValueError, TypeError)):
+        from_value(value)
+
+
+@pytest.mark.parametrize("fields", [{}, {"score": 1.0}, {"value": 1.0, "colour": 2}])
+def test_a_dict_with_the_wrong_keys_is_refused(fields):
+    with pytest.raises(ValueError, match="value"):
+        from_json(fields)
+
+
+def test_the_total_is_the_weighted_sum_and_parts_are_unweighted():
+    scores = {
+        "maths": Score(1.0, Verdict.CORRECT, "4", seconds=1.0),
+        "format": Score(0.5, Verdict.WRONG, seconds=2.0),
+    }
+    total = combine(scores, {"maths": 2.0, "format": -0.5})
+    assert total.value == 2.0 * 1.0 - 0.5 * 0.5
+    assert total.parts == {"maths": 1.0, "format": 0.5}
+    assert (total.verdict, total.answer) == (Verdict.CORRECT, "4")
+    assert total.seconds == 3.0
+
+
+def test_weight_zero_is_a_metric_only():
+    scores = {"a": Score(0.0, Verdict.WRONG), "b": Score(1.0, Verdict.CORRECT)}
+    total = combine(scores, {"a": 1.0, "b": 0.0})
+    assert total.value == 0.0 and total.parts["b"] == 1.0
+
+
+def test_a_function_that_does_not_apply_is_left_out():
+    scores = {"code": from_value(None), "maths": Score(1.0, Verdict.CORRECT, "4")}
+    total = combine(scores, {"code": 1.0, "maths": 1.0})
+    assert total.value == 1.0
+    assert (total.verdict, total.answer) == (Verdict.CORRECT, "4")
+    assert total.parts == {"code": None, "maths": 1.0}
+
+
+def test_if_no_weighted_function_applies_the_value_is_none():
+    scores = {"a": from_value(None), "metric": Score(1.0, Verdict.CORRECT)}
+    assert combine(scores, {"a": 1.0, "metric": 0.0}).value is None
+
+
+def test_a_failed_function_makes_the_whole_none_unless_it_is_a_metric():
+    scores = {
+        "maths": Score(1.0, Verdict.CORRECT),
+        "mine": Score(None, Verdict.INFRASTRUCTURE, detail="ValueError: no"),
+    }
+    fatal = combine(scores, {"maths": 1.0, "mine": 0.1})
+    assert (fatal.value, fatal.verdict) == (None, Verdict.INFRASTRUCTURE)
+    assert "mine: ValueError: no" in fatal.detail
+    metric = combine(scores, {"maths": 1.0, "mine": 0.0})
+    assert (metric.value, metric.verdict) == (1.0, Verdict.CORRECT)
+    assert "mine: ValueError: no" in metric.detail
