@@ -1,7 +1,8 @@
 """Advantages of samples that answer the same prompt, without a critic.
 
 Here N counts samples (completions), not tokens. Groups are given as ids, so they
-may be ragged, in any order, or empty.
+may be ragged, in any order, or empty. Sums over ids need every sample at hand: under an
+explicit mesh, pass these short arrays replicated.
 """
 
 import jax

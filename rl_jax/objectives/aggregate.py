@@ -5,6 +5,7 @@ Here N counts samples (completions), not tokens.
 Weights are made once per optimiser step, from the samples of the whole global batch.
 A loss then multiplies and sums, so any split of the batch into micro-batches or
 devices adds up to the same value and gradient. A mean inside a micro-batch would not.
+Under an explicit mesh, pass these short arrays replicated.
 """
 
 import jax

@@ -1,27 +1,20 @@
 r"""The maths reward: does the answer of a reply equal the reference answer?
 
 extract.py finds the answer, notation.py gives both one spelling, exact.py settles
-plain numbers, compare.py the rest. The rules here come in between, and refuse what
-would cost the computer algebra its time limit or talk it into a false yes.
+plain numbers, guard.py refuses what would cost the computer algebra its time limit,
+compare.py settles the rest. The rules here come in between: they decide what would
+talk it into a false yes.
 """
 
 import itertools
-import math
 import re
 import time
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rl_jax.rewards import compare, exact, extract, notation, units
+from rl_jax.rewards import compare, exact, extract, guard, notation, units
 from rl_jax.rewards.score import Score, Verdict
-
-# Longer than any answer in public sets; a longer one only costs parse time.
-MAX_ANSWER_CHARS = 2_000
-MAX_DEPTH = 40  # brackets within brackets; the parser is recursive
-MAX_POWERS = 2  # exponents within exponents: e^{x^2} yes, 8^{8^{8^8}} no
-MAX_EXPONENT_DIGITS = 5
-MAX_FACTORIAL_DIGITS = 4
 
 
 def maths(job: Mapping[str, Any], options: Mapping[str, Any]) -> Score:
@@ -35,7 +28,7 @@ def maths(job: Mapping[str, Any], options: Mapping[str, Any]) -> Score:
         job["answer"],
         answer_format=options.get("answer_format", "boxed"),
         prompt=job.get("prompt", ""),
-        guard=options.get("guard", True),
+        guarded=options.get("guard", True),
     )
 
 
@@ -56,7 +49,7 @@ def grade(
     *,
     answer_format: str = "boxed",
     prompt: str = "",
-    guard: bool = True,
+    guarded: bool = True,
 ) -> Score:
     r"""Grades a reply against a reference answer.
 
@@ -70,19 +63,19 @@ def grade(
         (unparsable_gold), with the extracted answer.
     """
     start = time.perf_counter()
-    verdict, found, detail = _grade(completion, answer, answer_format, prompt, guard)
+    verdict, found, detail = _grade(completion, answer, answer_format, prompt, guarded)
     values = {Verdict.CORRECT: 1.0, Verdict.UNPARSABLE_GOLD: None}
     return Score(
         value=values.get(verdict, 0.0),
         verdict=verdict,
-        answer=found[:MAX_ANSWER_CHARS],
+        answer=found[: guard.MAX_CHARS],
         seconds=time.perf_counter() - start,
         detail=detail,
     )
 
 
 def _grade(
-    completion: str, answer: str, answer_format: str, prompt: str, guard: bool
+    completion: str, answer: str, answer_format: str, prompt: str, guarded: bool
 ) -> tuple[Verdict, str, str]:
     gold = notation.normalise(answer)
     if not gold:
@@ -93,17 +86,17 @@ def _grade(
     found = extract.answer(text, answer_format)
     if found is None:
         return Verdict.UNPARSABLE_REPLY, "", "no answer found"
-    if len(found) > MAX_ANSWER_CHARS:
+    if len(found) > guard.MAX_CHARS:
         return Verdict.UNPARSABLE_REPLY, found, "refused: the answer is too long"
     reply = notation.normalise(found)
     try:
-        verdict, detail = judge(gold, reply, guard=guard)
+        verdict, detail = judge(gold, reply, guarded=guarded)
     except (RecursionError, MemoryError) as error:
         return Verdict.CRASH, found, type(error).__name__
     return verdict, found, detail
 
 
-def judge(gold: str, reply: str, *, guard: bool = True) -> tuple[Verdict, str]:
+def judge(gold: str, reply: str, *, guarded: bool = True) -> tuple[Verdict, str]:
     """Verdict and detail for two normalised answers."""
     if notation.squeezed(gold) == notation.squeezed(reply):
         return Verdict.CORRECT, ""
@@ -120,19 +113,19 @@ def judge(gold: str, reply: str, *, guard: bool = True) -> tuple[Verdict, str]:
     decided = _by_spelling(gold, reply)
     if decided is not None:
         return _verdict(decided)
-    if guard:
+    if guarded:
         for text, verdict in (
             (gold, Verdict.UNPARSABLE_GOLD),
             (reply, Verdict.UNPARSABLE_REPLY),
         ):
-            danger = _danger(text)
+            danger = guard.danger(text)
             if danger:
                 return verdict, f"refused: {danger}"
     gold_value, reply_value = _after_name(gold, reply), _last_of_chain(gold, reply)
     if reply_value is None:
         return Verdict.WRONG, "the answer is a false equation"
     if (gold_value, reply_value) != (gold, reply):
-        return judge(gold_value, reply_value, guard=guard)
+        return judge(gold_value, reply_value, guarded=guarded)
     gold_object, reply_object = compare.parse(gold), compare.parse(reply)
     if gold_object is None:
         return Verdict.UNPARSABLE_GOLD, "the reference answer cannot be read"
@@ -182,67 +175,6 @@ def _ratio(text: str) -> Fraction | None:
         return Fraction(int(match[1]), int(match[2]))
     number = exact.read(text)
     return number.value if number else None
-
-
-_NUMERIC_TOWER = re.compile(r"\^[\s{(]*(\d{1,9})\s*\^[\s{(]*(\d{1,9})")
-_FACTORIAL = re.compile(r"(\d+|[A-Za-z]|\)|\})\s*(!+)")
-
-
-def _danger(text: str) -> str:
-    """Why an answer is not handed to the computer algebra; "" if it is.
-
-    A cheap sieve for what is known to take for ever. The time limit is what protects.
-    """
-    if len(text) > MAX_ANSWER_CHARS:
-        return "too long"
-    if "__" in text:
-        return "not mathematics"
-    if _depth(text) > MAX_DEPTH:
-        return "nested too deep"
-    if _power_depth(text) > MAX_POWERS:
-        return "a tower of powers"
-    if re.search(rf"\^\s*\{{?\s*-?\s*\d{{{MAX_EXPONENT_DIGITS + 1},}}", text):
-        return "an exponent too large"
-    for base, exponent in _NUMERIC_TOWER.findall(text):
-        if int(exponent) * math.log10(int(base) or 1) > MAX_EXPONENT_DIGITS:
-            return "a tower of powers"
-    for match in _FACTORIAL.finditer(text):
-        operand, marks = match.groups()
-        if len(marks) > 2 or len(operand) > MAX_FACTORIAL_DIGITS:
-            return "a factorial too large"
-        if operand in ")}" and re.search(r"[!^]|\d{4}", text[: match.start(2)]):
-            return "a factorial too large"
-    return ""
-
-
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _power_depth(text: str) -> int:
-    """How many exponents stand in one another, at most; a^b^c counts 2."""
-    deepest = level = base = 0  # exponents around this token, and around its bracket
-    outer: list[int] = []
-    raised = False  # the next token is an exponent
-    for token in re.findall(r"\\[A-Za-z]+|\S", text):
-        if token == "^":
-            raised, level = True, level + 1
-            deepest = max(deepest, level)
-        elif token in "([{":
-            outer.append(base)
-            base, raised = level, False
-        elif token in ")]}":
-            base = outer.pop() if outer else 0
-            level = base
-        elif raised:
-            raised = token in "+-"
-        else:
-            level = base
-    return deepest
 
 
 _EQUALS = re.compile(r"(?<![<>!\\:])=|\\.|[(){}\[\]]")

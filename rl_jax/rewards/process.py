@@ -128,7 +128,10 @@ class WorkerProcess:
     def is_dead(self) -> bool:
         """True if it has died, without reaping it."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, flags) is not None
+        except ChildProcessError:  # reaped by whoever set SIGCHLD to be ignored
+            return True
 
 
 def _message(line: bytes) -> dict[str, Any]:
