@@ -1,4 +1,4 @@
-r"""Quickstart: a new small model learns arithmetic, first from answers, then by RL.
+r"""Quickstart: a new small model learns to reason, first by example, then by RL.
 
 Run:      python -m rl_jax.train --config=configs/quickstart.py --workdir=$DIR
 Expect:   not yet run
@@ -18,20 +18,32 @@ def get_config():
     for stage in (config.sft, config.rl):
         stage.data.train = "arithmetic"
         stage.data.eval = "arithmetic"
-        stage.rollout.max_prompt_tokens = 64
-        stage.rollout.max_new_tokens = 64
-        stage.rollout.slots = 64
-        stage.eval.every = 50
+        stage.data.num_problems = 4096
+        stage.data.num_eval_problems = 256
+        stage.rollout.max_prompt_tokens = 32
+        stage.rollout.max_new_tokens = 48
+        stage.rollout.slots = 128
+        stage.rollout.prefill_rows = 32
+        stage.eval.num_prompts = 256
+        stage.eval.num_samples = 1
+        stage.batch.row_tokens = 128
+        stage.batch.micro_rows = 16
         stage.checkpoint.every = 50
 
-    config.sft.steps = 150
-    config.sft.optim.lr = 1e-3
+    # The demonstrations are of two kinds, worked out and bare answers, and the model
+    # learns to write both.
+    config.sft.steps = 260
+    config.sft.optim.lr = 3e-3
     config.sft.optim.schedule = "cosine"
     config.sft.optim.warmup_steps = 10
     config.sft.batch.rows_per_step = 16
+    config.sft.eval.every = 260
 
-    config.rl.steps = 100
-    config.rl.rollout.prompts_per_step = 16
+    config.rl.steps = 60
+    config.rl.rollout.prompts_per_step = 32
     config.rl.rollout.group_size = 8
     config.rl.optim.lr = 3e-4
+    config.rl.optim.warmup_steps = 5
+    config.rl.eval.every = 20
+    config.rl.log.samples_every = 20
     return config

@@ -104,7 +104,8 @@ def optimiser(
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """AdamW after clipping by global norm, and its learning rate by step.
 
-    Weight decay leaves norm scales alone. `clip_norm` 0 clips nothing.
+    Weight decay leaves norm scales alone. `clip_norm` 0 clips nothing. Moments are
+    float32 whatever the weights are.
     """
     end = lr * final_lr_fraction
     rest = max(1, total_steps - warmup_steps)
@@ -122,7 +123,14 @@ def optimiser(
         after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed
     )
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-    return optax.chain(clip, adamw), after
+    chained = optax.chain(clip, adamw)
+
+    def init(params):
+        # optax begins with moments of the weights' dtype and goes on in that of the
+        # gradients, float32: they are float32 from the start.
+        return chained.init(jax.tree.map(lambda w: w.astype(jnp.float32), params))
+
+    return optax.GradientTransformation(init, chained.update), after
 
 
 def init_state(params: Params, tx: optax.GradientTransformation) -> State:
@@ -223,7 +231,7 @@ def make_learner(
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "learning_rate": lr_schedule(state.step),
         }
         return State(state.step + 1, params, opt_state), metrics

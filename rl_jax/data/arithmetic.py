@@ -1,10 +1,10 @@
 """The built-in task: a running total, a few operations long, all made here.
 
-    Start with 7, times 6, minus 15, plus 8.   ->   35
+    Start with 7, minus 4, times 3, minus 2, minus 5, plus 6.   ->   8
 
-Each operation alone is easy, the whole in one go is not: the answer comes out right
+Each operation alone is easy, all of them in one go are not: the answer comes out right
 when the running totals are written down. The demonstrations for a cold start are of
-two kinds, half of them worked out, half only the answer; which kind pays is for
+two kinds, one in four worked out, the others the bare answer; which kind pays is for
 reinforcement learning to find out.
 
 Splits never share a problem: the checksum of a problem's text decides its split.
@@ -16,8 +16,13 @@ import zlib
 from rl_jax.data.rows import Row
 
 SPLITS = ("sft", "rl", "eval")
-NUM_OPERATIONS = 4
-LARGEST = 99  # running totals stay within 0 and this
+NUM_OPERATIONS = 5
+# Running totals stay within 0 and this. One digit: a model of this size learns one-
+# digit arithmetic in a minute on a CPU, and two-digit arithmetic not in ten.
+LARGEST = 9
+# Small, so that the last operation tells little about the answer: guessing from it is
+# right one time in six, and one in three with operands up to 9.
+OPERANDS = (2, 5)
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 # The share of a hundred that each split owns, in the order of SPLITS.
 _BOUNDS = (40, 80, 100)
@@ -59,9 +64,9 @@ def _problem(draw: random.Random) -> tuple[str, str, int]:
 
 
 def _operation(draw: random.Random, total: int) -> tuple[str, int]:
-    """A sign and an operand from 2 to 9 that keep the total within bounds."""
+    """A sign and an operand that keep the total within bounds."""
     while True:
-        sign, operand = draw.choice("+-*"), draw.randint(2, 9)
+        sign, operand = draw.choice("+-*"), draw.randint(*OPERANDS)
         after = {"+": total + operand, "-": total - operand, "*": total * operand}[sign]
         if 0 <= after <= LARGEST and not (sign == "*" and total == 0):
             return sign, operand
@@ -82,11 +87,11 @@ def rows(split: str, count: int, seed: int) -> list[Row]:
 
 
 def demonstrations(count: int, seed: int) -> list[Row]:
-    """Conversations for a cold start: even ones worked out, odd ones the answer."""
+    """Conversations for a cold start: every fourth worked out, the others not."""
     out = []
     for i, (problem, steps, answer) in enumerate(problems("sft", count, seed)):
         boxed = f"\\boxed{{{answer}}}"
-        reply = f"{steps}\n{boxed}" if i % 2 == 0 else boxed
+        reply = f"{steps}\n{boxed}" if i % 4 == 0 else boxed
         messages = (
             {"role": "user", "content": problem},
             {"role": "assistant", "content": reply},

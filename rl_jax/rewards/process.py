@@ -119,7 +119,8 @@ class WorkerProcess:
             return "does not end"
         if code >= 0:
             return f"ended with exit code {code}"
-        return f"was killed by {signal.Signals(-code).name}"
+        known = -code in list(signal.Signals)
+        return f"was killed by {signal.Signals(-code).name if known else -code}"
 
     def ended(self) -> bool:
         """True once the process is gone and reaped."""

@@ -7,13 +7,6 @@ import pytest
 
 from rl_jax.data import arithmetic
 
-# In the order of SPLITS, for seed 0.
-FIRST_PROBLEMS = [
-    "Start with 80, minus 7, minus 9, plus 7, plus 6.",
-    "Start with 20, plus 7, plus 9, minus 4, minus 6.",
-    "Start with 70, minus 7, plus 7, minus 2, minus 6.",
-]
-
 
 def slow_totals(problem: str) -> list[int]:
     """Running totals, read back from the problem's words."""
@@ -71,10 +64,14 @@ def test_splits_share_no_problem_for_any_seed():
         assert {arithmetic.split_of(problem) for problem in found} == {split}
 
 
-def test_the_splits_of_known_problems_do_not_move():
+def test_the_split_of_a_text_does_not_move():
     # A change here would let a new version evaluate on what an old one trained on.
-    first = [arithmetic.problems(split, 1, seed=0)[0][0] for split in arithmetic.SPLITS]
-    assert first == FIRST_PROBLEMS
+    for problem, split in [
+        ("Start with 3, plus 4.", "rl"),
+        ("Start with 4, plus 4.", "eval"),
+        ("Start with 5, plus 4.", "sft"),
+    ]:
+        assert arithmetic.split_of(problem) == split
 
 
 def test_an_unknown_split_is_refused():

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from rl_jax.kernels import attention
+from rl_jax.kernels import attention  # pyright: ignore[reportMissingImports]
 
 H, K, C = 6, 2, 4
 
@@ -48,7 +47,9 @@ def test_packed_attention_matches_the_slow_version(num_kv):
     assert got_BTHC.shape == q.shape
     for b, segment in enumerate(SEGMENTS):
         want_THC = slow_attention(
-            *(x[b].astype(np.float64) for x in (q, k, v)),
+            q[b].astype(np.float64),
+            k[b].astype(np.float64),
+            v[b].astype(np.float64),
             lambda t, s, segment=segment: s <= t and segment[s] == segment[t],
         )
         np.testing.assert_allclose(got_BTHC[b], want_THC, rtol=0, atol=1e-5)
@@ -105,9 +106,7 @@ def test_cache_attention_equals_the_last_row_of_packed_attention():
     k_WKSC, v_WKSC = (np.where(beyond, 1e3, x).swapaxes(1, 2) for x in (k, v))
     rows = np.arange(3), position_W
     got_WHC = cache_attention(q[rows], k_WKSC, v_WKSC, position_W)
-    np.testing.assert_allclose(
-        got_WHC, np.asarray(want_BTHC)[rows], rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(got_WHC, np.asarray(want_BTHC)[rows], rtol=0, atol=1e-6)
 
 
 def test_bfloat16_is_near_and_comes_back_as_bfloat16():

@@ -211,8 +211,8 @@ def documents(*lengths, seed=0):
 @pytest.mark.parametrize(
     ("changes", "temperature"),
     [
-        ({}, 0.7),
-        ({"tie_embeddings": True}, 1.0),
+        ({}, 1.0),
+        ({"tie_embeddings": True}, 0.7),
         ({"rope_theta": 5.0, "norm_eps": 0.1}, 1.0),
         ({"rope_scaling": SCALING, "num_kv_heads": 4}, 1.0),
     ],
@@ -226,6 +226,9 @@ def test_the_decoder_matches_the_slow_version(mesh, changes, temperature):
     )
     want_TV = slow_logits(params, tokens[:-1], model)
     np.testing.assert_allclose(logits_BTV[1], want_TV, rtol=0, atol=2e-5)
+    # The frequencies are those of this spec and no constant.
+    other = dataclasses.replace(model, rope_theta=7 * model.rope_theta)
+    assert np.abs(slow_logits(params, tokens[:-1], other) - want_TV).max() > 1e-2
     logp_T, entropy_T = slow_logprobs(want_TV, tokens[1:], temperature)
     np.testing.assert_allclose(logp_BT[1], logp_T, rtol=0, atol=2e-5)
     np.testing.assert_allclose(entropy_BT[1], entropy_T, rtol=0, atol=2e-5)
@@ -294,7 +297,7 @@ def test_rematerialised_gradients_are_the_same(params):
     rows = lay_out([(0, a) for a in documents(5, 4)])
     remat = dataclasses.replace(MODEL, remat="layer")
     got = gradient(params, rows, model=remat)
-    assert_near(got, gradient(params, rows), atol=1e-6)
+    assert_near(got, gradient(params, rows), atol=1e-5)
 
 
 def test_bfloat16_is_near_float32(params):

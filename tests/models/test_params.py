@@ -1,4 +1,4 @@
-"""The parameter tree: shapes, layouts, initial values and their independence of meshes."""
+"""The parameter tree: shapes, layouts, and initial values on any mesh."""
 
 import dataclasses
 import math

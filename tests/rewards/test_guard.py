@@ -6,7 +6,8 @@ from rl_jax.rewards import guard
 @pytest.mark.parametrize(
     "text",
     ["8^{8^{8^{8}}}", "9^{9^9}", "a^b^c^d", "10^{1000000}", "2^{-1234567}", "12345!",
-     "(10^{9})!", "((12!)!)!", "10^{9}!", "5!!!", "{" * 41 + "}" * 41, "x" * 2001, "a.__class__"],
+     "(10^{9})!", "((12!)!)!", "10^{9}!", "5!!!",
+     "{" * 41 + "}" * 41, "x" * 2001, "a.__class__"],
 )  # fmt: skip
 def test_what_never_ends_is_refused(text):
     assert guard.danger(text)
