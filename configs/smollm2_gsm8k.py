@@ -1,7 +1,9 @@
-r"""GSM8K RL on SmolLM2-135M-Instruct: 20 steps, 4 prompts of 8 samples each.
+r"""GSM8K RL on SmolLM2-135M-Instruct: 20 steps of 4 prompts with 8 samples each.
 
-The model is a local Hugging Face folder, the data the `train.jsonl` and `test.jsonl`
-of openai/grade-school-math (columns question and answer).
+The model is a local Hugging Face folder and the data are the files of
+openai/grade-school-math as published; the README says how to get both. The reward is
+shaped: 1 for the right answer, 1 for a reply that ends with "#### number", and up to -1
+for using the last half of the 64 tokens. A model this small learns the last two first.
 
 Run:      python -m rl_jax.train --config=configs/smollm2_gsm8k.py --workdir=$DIR \
               --config.model.path=$MODEL --config.data.train=$GSM8K/train.jsonl
@@ -18,13 +20,25 @@ def get_config():
     config.data.prompt_column = "question"
     config.data.answer_column = "answer"
     config.data.answer_after = "####"
+    config.data.instruction = (
+        "Answer with one short calculation and end with the final number after ####."
+    )
     config.rollout.prompts_per_step = 4
     config.rollout.group_size = 8
+    config.rollout.max_prompt_tokens = 192
     config.rollout.max_new_tokens = 64
+    config.rollout.temperature = 0.8
     config.rollout.slots = 32
+    config.rollout.prefill_rows = 4
+    config.reward.functions = ("maths", "format")
+    config.reward.weights = (1.0, 1.0)
     config.reward.answer_format = "any"
-    config.optim.lr = 1e-6
-    config.batch.micro_rows = 4
+    config.reward.format_pattern = r"####\s*-?[\d,.]+\s*$"
+    config.objective.overlong_buffer = 0.5
+    config.optim.lr = 2e-5
+    config.rollout.decode_steps = 16
+    config.batch.row_tokens = 512  # three samples a row, where 256 would hold one
+    config.batch.micro_rows = 2
     config.steps = 20
     config.log.samples_every = 5
     return config

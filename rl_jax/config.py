@@ -75,7 +75,8 @@ class Data:
     train: str = ""  # file, glob or folder (.jsonl, .jsonl.gz, .parquet), or arithmetic
     eval: str = ""  # the same, for evaluation; empty: none
     prompt_column: str = "prompt"  # column with the prompt: text or a list of messages
-    answer_column: str = "answer"  # column with the reference answer, or reply to learn
+    answer_column: str = "answer"  # column with the reference answer; empty: none
+    completion_column: str = "completion"  # column with the reply to learn
     answer_after: str = ""  # the answer is what follows the last of these; empty: all
     system: str = ""  # system message put before each prompt; empty: none
     instruction: str = ""  # text added at the end of each prompt; empty: none
@@ -108,6 +109,8 @@ class Reward:
     timeout_secs: float = 5.0  # seconds for one reply before its worker is replaced
     workers: int = 2  # worker processes
     answer_format: Literal["boxed", "any"] = "boxed"  # where a reply's answer is sought
+    # Regular expression that the format reward looks for; empty: one boxed answer.
+    format_pattern: str = ""
     shuffle: bool = False  # control: permute the rewards within each batch
 
 
@@ -223,7 +226,7 @@ LEFT_OUT = {
         "objective",
         "batch.updates_per_step",
     ),
-    "rl": ("batch.rows_per_step",),
+    "rl": ("batch.rows_per_step", "data.completion_column"),
 }
 # Defaults that a kind has otherwise.
 OTHERWISE = {"sft": {"optim.lr": 1e-5}, "rl": {}}

@@ -15,6 +15,18 @@ from rl_jax import config as configs
 from rl_jax.errors import ConfigError
 
 
+# The smallest value of each number.
+_LEAST = {
+    "num_prompts": 1,
+    "temperature": 0,
+    "top_k": 0,
+    "max_new_tokens": 1,
+    "max_prompt_tokens": 1,
+    "slots": 1,
+    "seed": 0,
+}
+
+
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line; what is left out comes from the model's own run."""
     parser = argparse.ArgumentParser(
@@ -58,6 +70,14 @@ def main(argv: Sequence[str]) -> int:
             f"--k={args.k} with --num_samples={args.num_samples}.\nExpected whole "
             "numbers from 1 to num_samples, e.g. --num_samples=8 --k=1,8"
         )
+    for name, least in _LEAST.items():
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name}={value}.\nExpected {least} or more.")
+    if args.top_p is not None and not 0 < args.top_p <= 1:
+        raise ConfigError(
+            f"--top_p={args.top_p:g}.\nExpected more than 0, and at most 1."
+        )
     # Imported late: wrong arguments are told in less time than jax takes.
     import jax
 
@@ -69,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     mesh = make_mesh()
     with jax.set_mesh(mesh):
         loaded = load(args.model, mesh)
-        stage = stage_settings(args, loaded.config)
+        stage = stage_settings(args, loaded.config, num_devices=mesh.size)
         prompts = inputs.eval_prompts(stage, loaded.tokenizer)
         engine = scoring.make_engine(
             stage, loaded.model, loaded.tokenizer, mesh, args.seed
@@ -120,9 +140,12 @@ def summary(
 
 
 def stage_settings(
-    args: argparse.Namespace, trained: dict | None
+    args: argparse.Namespace, trained: dict | None, *, num_devices: int = 1
 ) -> configs.StageConfig:
     """The stage that the evaluation is like: the trained one, with what was given.
+
+    What is laid on the devices is rounded up to a multiple of them: they need not be
+    those of the run.
 
     Raises:
         ConfigError: if there are no data to evaluate on.
@@ -170,14 +193,22 @@ def stage_settings(
             "There are no data to evaluate on: the model's run names none.\n"
             "Write --data=FILE, with --prompt_column=NAME --answer_column=NAME."
         )
-    slots = max(rollout.slots, args.num_samples)
+
+    def divisible(size):
+        return -(-size // num_devices) * num_devices
+
+    rollout = dataclasses.replace(
+        rollout,
+        slots=divisible(max(rollout.slots, args.num_samples)),
+        prefill_rows=divisible(rollout.prefill_rows),
+    )
     count = args.num_prompts or 200
     return dataclasses.replace(
         stage,
         data=dataclasses.replace(
             data, num_eval_problems=max(count, data.num_eval_problems)
         ),
-        rollout=dataclasses.replace(rollout, slots=slots),
+        rollout=rollout,
         reward=changed(stage.reward, answer_format="answer_format"),
         eval=dataclasses.replace(stage.eval, num_prompts=count),
     )

@@ -38,6 +38,11 @@ def main(argv: Sequence[str]) -> int:
             f"--temperature={args.temperature:g}.\n"
             "Expected at least 1, at least 1, and at least 0."
         )
+    if args.top_k < 0 or not 0 < args.top_p <= 1:
+        raise ConfigError(
+            f"--top_k={args.top_k} --top_p={args.top_p:g}.\n"
+            "Expected at least 0 (all tokens), and more than 0 but at most 1 (all)."
+        )
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     # Imported late: wrong arguments are told in less time than jax takes.
     import jax

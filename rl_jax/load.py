@@ -42,9 +42,8 @@ def load(path: str | pathlib.Path, mesh: Mesh) -> Loaded:
         ConfigError: if the folder is none of these, or holds no verified checkpoint.
     """
     path = pathlib.Path(path).expanduser().absolute()
-    for root in (path, path.parent):
-        if (root / context.MODEL_FILE).is_file():
-            return _from_workdir(root, path, mesh)
+    if (path / context.MODEL_FILE).is_file():
+        return _from_workdir(path, path, mesh)
     if (path / "config.json").is_file():
         model = huggingface.spec_from_config(
             path,
@@ -56,6 +55,8 @@ def load(path: str | pathlib.Path, mesh: Mesh) -> Loaded:
         text = tokenizer.load(path)
         params = huggingface.load_params(path, model, mesh)
         return Loaded(str(path), model, text, params, None)
+    if (path.parent / context.MODEL_FILE).is_file():
+        return _from_workdir(path.parent, path, mesh)
     raise ConfigError(
         f"{path} holds no model.\nExpected a work folder of rl_jax.train, a stage in "
         "one, or a Hugging Face folder (config.json, *.safetensors, tokenizer.json)."

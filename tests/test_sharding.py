@@ -5,6 +5,12 @@ Legend: B rows, T positions, N samples.
 
 import dataclasses
 import functools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -289,3 +295,74 @@ def test_nothing_large_is_replicated_unless_the_table_says_so(many):
 def test_samples_come_from_two_programs_compiled_once(many):
     assert many.engine._admit._cache_size() == 1
     assert many.engine._decode._cache_size() == 1
+
+
+# Two processes, one device each.
+
+
+def _port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_updates_and_samples_of_one_device(one):
+    address = f"localhost:{_port()}"
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        # One device each, not conftest's eight.
+        "XLA_FLAGS": re.sub(r"\S+device_count=\d+", "", os.environ["XLA_FLAGS"]),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, address, str(process)],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for process in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for process, (out, err) in zip(running, said, strict=True):
+        assert process.returncode == 0, err[-4000:]
+        found = json.loads(out.splitlines()[-1])
+        want = _summary(one)
+        assert found["tokens"] == want["tokens"]
+        for name in ("numbers", "logps"):
+            np.testing.assert_allclose(found[name], want[name], rtol=0, atol=1e-4)
+
+
+def _summary(found: Run) -> dict[str, list]:
+    """What a process can say of a run whose arrays it holds half of."""
+    weights = jax.jit(lambda tree: [jnp.abs(x).sum() for x in jax.tree.leaves(tree)])
+    with jax.set_mesh(found.mesh):
+        sums = [float(x) for x in weights(found.state.params)]
+    samples = [found.samples[key] for key in sorted(found.samples)]
+    return {
+        "numbers": [
+            found.supervised_loss,
+            found.policy_metrics["policy_loss"],
+            found.policy_metrics["ratio_max"],
+            found.grad_norm,
+            *sums,
+        ],
+        "tokens": [s.tokens.tolist() for s in samples],
+        "logps": [float(x) for s in samples for x in s.sampler_logp],
+    }
+
+
+def _one_of_two(address: str, process: str) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, 2, int(process))
+    print(json.dumps(_summary(run((1, 2, 1)))), flush=True)
+
+
+if __name__ == "__main__":
+    _one_of_two(*sys.argv[1:])

@@ -14,6 +14,7 @@ import random
 import zlib
 
 from rl_jax.data.rows import Row
+from rl_jax.errors import ConfigError
 
 SPLITS = ("sft", "rl", "eval")
 NUM_OPERATIONS = 5
@@ -26,6 +27,8 @@ OPERANDS = (2, 5)
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 # The share of a hundred that each split owns, in the order of SPLITS.
 _BOUNDS = (40, 80, 100)
+# Draws in a row without a new problem: by then all but a few in a thousand are found.
+_MOST_IN_VAIN = 10_000
 
 
 def split_of(problem: str) -> str:
@@ -39,15 +42,25 @@ def problems(split: str, count: int, seed: int) -> list[tuple[str, str, int]]:
 
     Raises:
         ValueError: if `split` is not one of SPLITS.
+        ConfigError: if there are not that many.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
     draw = random.Random(f"arithmetic/{split}/{seed}")
     found: dict[str, tuple[str, str, int]] = {}
+    in_vain = 0
     while len(found) < count:
         problem = _problem(draw)
-        if split_of(problem[0]) == split:
-            found.setdefault(problem[0], problem)
+        if split_of(problem[0]) == split and problem[0] not in found:
+            found[problem[0]], in_vain = problem, 0
+            continue
+        in_vain += 1
+        if in_vain == _MOST_IN_VAIN:
+            raise ConfigError(
+                f"arithmetic has no {count} different problems of split {split!r}: "
+                f"{len(found)} were found.\nAsk for fewer: "
+                f"--config.data.num_problems={len(found)} (or num_eval_problems)"
+            )
     return list(found.values())
 
 

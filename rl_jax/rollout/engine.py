@@ -113,22 +113,18 @@ class Engine:
         if not any(r is not None for r in self._running):
             return []
         before_W = np.array([len(r.logps) if r else 0 for r in self._running])
-        self._cache, self._slots, token_WN, logp_WN = self._decode(
-            params, self._cache, self._slots
-        )
-        token_WN, logp_WN, drawn_W, active_W = jax.device_get(
-            (token_WN, logp_WN, self._slots.drawn_W, self._slots.active_W)
-        )
+        self._cache, self._slots, drawn = self._decode(params, self._cache, self._slots)
+        drawn = jax.device_get(drawn)
         finished = []
         for w, running in enumerate(self._running):
             if running is None:
                 continue
-            n = int(drawn_W[w]) - int(before_W[w])
-            running.tokens.extend(token_WN[w, :n].tolist())
-            running.logps.extend(logp_WN[w, :n].tolist())
+            n = int(drawn.drawn_W[w]) - int(before_W[w])
+            running.tokens.extend(drawn.token_WN[w, :n].tolist())
+            running.logps.extend(drawn.logp_WN[w, :n].tolist())
             running.versions.extend([version] * n)
             self.tokens_drawn += n
-            if not active_W[w]:
+            if not drawn.active_W[w]:
                 finished.append(self._finish(running))
                 self._running[w] = None
         return finished

@@ -64,6 +64,22 @@ class Slots:
     key_W2: jax.Array
 
 
+@flax.struct.dataclass
+class Drawn:
+    """What a dispatch drew: whole on every device, so that any process can read it.
+
+    Attributes:
+        token_WN, logp_WN: int32 and float32, what each step drew. A slot drew as many
+            tokens as its `drawn_W` grew by; what stands after them is meaningless.
+        drawn_W, active_W: as in `Slots`, after the last step.
+    """
+
+    token_WN: jax.Array
+    logp_WN: jax.Array
+    drawn_W: jax.Array
+    active_W: jax.Array
+
+
 def slot_shapes(engine: EngineSpec) -> Any:
     """`Slots` of shapes and dtypes in place of arrays."""
     W = engine.num_slots
@@ -166,13 +182,8 @@ def decode(
     *,
     model: ModelSpec,
     engine: EngineSpec,
-) -> tuple[decoder.Cache, Slots, jax.Array, jax.Array]:
-    """Draws up to `decode_steps` tokens in every active slot.
-
-    Returns:
-        (cache, slots, token_WN, logp_WN): what each step drew. A slot drew as many
-        tokens as its `drawn_W` grew by; what stands after them is meaningless.
-    """
+) -> tuple[decoder.Cache, Slots, Drawn]:
+    """Draws up to `decode_steps` tokens in every active slot."""
     layers = decoder.unrolled(params, model)
     head_VD = decoder.gather_head(params, model)
     rows = spec("batch", "time")
@@ -244,4 +255,6 @@ def decode(
         jnp.zeros(shape, jnp.float32, out_sharding=rows),
     )
     _, cache, slots, token_WN, logp_WN = jax.lax.while_loop(unfinished, one, init)
-    return cache, slots, token_WN, logp_WN
+    drawn = Drawn(token_WN, logp_WN, slots.drawn_W, slots.active_W)
+    drawn = jax.tree.map(lambda x: jax.reshard(x, spec(*("whole",) * x.ndim)), drawn)
+    return cache, slots, drawn

@@ -6,13 +6,14 @@ training would learn from in silence, so the run stops and says what explains it
 """
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from rl_jax import config as configs
-from rl_jax.learner import batch_logprobs, to_device
+from rl_jax.learner import Batch, batch_logprobs, to_device
 from rl_jax.models.params import Params
 from rl_jax.stages.context import Context
 
@@ -36,9 +37,16 @@ def gap(logp_BT: np.ndarray, sampler_logp_BT: np.ndarray, mask_BT: np.ndarray) -
 
 
 def check_agreement(
-    context: Context, stage: configs.StageConfig, params: Params, plan: "Plan"
+    context: Context,
+    stage: configs.StageConfig,
+    score: Callable[[Params, Batch], jax.Array],
+    params: Params,
+    plan: "Plan",
 ) -> float:
     """Compares on the first micro-batch of a plan; returns the mean gap.
+
+    Args:
+        score: the learner's own, so that what is checked is what trains.
 
     Raises:
         DisagreementError: with the likeliest cause, if the gap is too large.
@@ -47,20 +55,21 @@ def check_agreement(
     batch = to_device(packed, context.mesh)
 
     def recomputed(temperature: float) -> np.ndarray:
-        score = functools.partial(
+        logprobs = functools.partial(
             batch_logprobs, model=context.model, temperature=temperature
         )
-        return np.asarray(jax.jit(score)(params, batch)[0])
+        return np.asarray(jax.jit(logprobs)(params, batch)[0])
 
     drawn_BT, mask_BT = packed.sampler_logp_BT, packed.mask_BT
     temperature = stage.rollout.temperature
-    logp_BT = recomputed(temperature)
+    logp_BT = np.asarray(score(params, batch))
     found, limit = gap(logp_BT, drawn_BT, mask_BT), LARGEST_GAP[context.model.dtype]
     if found <= limit:
         return found
     suspects = {
         "temperature (the trainer's is not the sampler's)": min(
-            gap(recomputed(t), drawn_BT, mask_BT) for t in (1.0, temperature**2)
+            gap(recomputed(t), drawn_BT, mask_BT)
+            for t in (temperature, 1.0, temperature**2)
         ),
         "mask (log-probabilities are one token late)": gap(
             logp_BT[:, :-1], drawn_BT[:, 1:], mask_BT[:, 1:] & mask_BT[:, :-1]

@@ -173,7 +173,7 @@ def _corpus(run: configs.Run) -> Iterable[str]:
             found = rows.read_conversations(
                 stage.data.train,
                 prompt_column=stage.data.prompt_column,
-                completion_column=stage.data.answer_column,
+                completion_column=stage.data.completion_column,
             )
         for row in found:
             yield from (message["content"] for message in row.messages)

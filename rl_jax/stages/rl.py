@@ -72,6 +72,8 @@ def run(
                 )
                 session.write(step, metrics)
             if step == stage.steps:
+                if not step:  # nothing to train, but a later stage begins from here
+                    session.save(step, state, position)
                 break
             began = time.monotonic()
             rollout = collect(
@@ -85,7 +87,7 @@ def run(
             )
             plan = make_plan(rollout.scored, stage, loss, seed=seed, step=step)
             if step == session.start:
-                check_agreement(context, stage, state.params, plan)
+                check_agreement(context, stage, learner.score, state.params, plan)
             updating = time.monotonic()
             state, metrics = update(learner, state, reference, plan, stage, context)
             updated = time.monotonic()
@@ -264,7 +266,9 @@ def make_plan(
         live_N &= _varying(reward_N, valid_N, G)
     updates = []
     groups = np.arange(len(scored) // G)
-    for share in np.array_split(groups, stage.batch.updates_per_step):
+    # Dynamic sampling may have found fewer groups than there should be updates.
+    num_updates = min(stage.batch.updates_per_step, len(groups))
+    for share in np.array_split(groups, num_updates):
         inside_N = valid_N & np.isin(group_N, share)
         weight_N = _weights(
             length_N,

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -19,6 +21,7 @@ from rl_jax.models.spec import ModelSpec
 from rl_jax.stages.context import Context, Preempted
 
 CHECKPOINTS = "checkpoints"
+_SECS_BETWEEN_LINES = 1.0
 
 
 def optimiser_of(
@@ -63,6 +66,7 @@ class Session:
         self._compiles = CompileCounter()
         self._now = begin
         self._saved = self.start if self.start else -1
+        self._shown = -math.inf
         self._pending: tuple[int, Callable[[], dict[str, float]]] | None = None
         self._evaluated = _evaluated_steps(context.folder(stage) / "metrics.jsonl")
 
@@ -83,12 +87,22 @@ class Session:
     ) -> None:
         """Writes a step's metrics, and its samples when it is time for some."""
         self.flush()
+        if any(name.startswith("eval/") for name in metrics):
+            self._evaluated.add(step)
         metrics = metrics | self._process_metrics()
         self._writer.write(step, metrics)
-        self._writer.line(step, metrics)
+        self._show(step, metrics)
         every = self._stage.log.samples_every
         if samples and every and (step == 1 or step % every == 0):
             self._writer.samples(step, samples, show=self._stage.log.num_samples)
+
+    def _show(self, step: int, metrics: dict[str, float]) -> None:
+        """Prints the progress line, but not many a second."""
+        now = time.monotonic()
+        worth_it = step in (1, self._stage.steps) or step in self._evaluated
+        if worth_it or now - self._shown >= _SECS_BETWEEN_LINES:
+            self._writer.line(step, metrics)
+            self._shown = now
 
     def write_later(self, step: int, finish: Callable[[], dict[str, float]]) -> None:
         """Writes the step before, and keeps this one until the device is done."""
@@ -128,6 +142,10 @@ class Session:
             self._save(step, state, position)
         self._checkpointer.wait()
 
+    def close(self) -> None:
+        """Stops counting compilations."""
+        self._compiles.close()
+
 
 @contextlib.contextmanager
 def open_stage(
@@ -164,6 +182,7 @@ def open_stage(
         writer.log(f"{stage.name}: {stop}; saved, the same command resumes")
         raise
     finally:
+        session.close()
         checkpointer.close()
         writer.close()
 

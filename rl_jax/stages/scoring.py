@@ -67,7 +67,10 @@ def make_pool(stage: configs.StageConfig) -> RewardPool:
         reward.weights,
         num_workers=reward.workers,
         timeout_secs=reward.timeout_secs,
-        options={"answer_format": reward.answer_format},
+        options={
+            "answer_format": reward.answer_format,
+            "format_pattern": reward.format_pattern,
+        },
     )
 
 

@@ -34,10 +34,12 @@ def run(
         state, position = session.state, session.position
         for step in range(session.start, stage.steps + 1):
             session.begin(step, state, position)
-            if step and session.evaluation_due(step):
+            if (step or not stage.steps) and session.evaluation_due(step):
                 metrics = _evaluate(context, stage, state.params, held_out)
                 session.write(step, metrics)
             if step == stage.steps:
+                if not step:  # nothing to train, but a later stage begins from here
+                    session.save(step, state, position)
                 break
             began = time.monotonic()
             next_row = position.get("next_row", 0)

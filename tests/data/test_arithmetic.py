@@ -6,6 +6,7 @@ import jinja2
 import pytest
 
 from rl_jax.data import arithmetic
+from rl_jax.errors import ConfigError
 
 
 def slow_totals(problem: str) -> list[int]:
@@ -79,6 +80,18 @@ def test_an_unknown_split_is_refused():
         arithmetic.problems("test", 1, seed=0)
 
 
+def test_more_problems_than_there_are_is_an_error_and_no_endless_search(monkeypatch):
+    monkeypatch.setattr(arithmetic, "NUM_OPERATIONS", 1)
+    with pytest.raises(ConfigError, match="Ask for fewer") as error:
+        arithmetic.problems("eval", 100_000, seed=0)
+    message = str(error.value)
+    assert message.count("\n") < 3
+    numbers = re.search(r"no (\d+) .* (\d+) were found", message)
+    assert numbers is not None and numbers[1] == "100000"
+    found = arithmetic.problems("eval", int(numbers[2]), seed=0)
+    assert len(found) == int(numbers[2]) > 0
+
+
 def test_rows_ask_and_do_not_tell():
     for i, row in enumerate(arithmetic.rows("eval", 20, seed=0)):
         assert [m["role"] for m in row.messages] == ["user"]
@@ -87,15 +100,18 @@ def test_rows_ask_and_do_not_tell():
         assert "=" not in row.messages[0]["content"]
 
 
-def test_every_second_demonstration_is_worked_out():
-    shown = arithmetic.demonstrations(20, seed=0)
-    for i, row in enumerate(shown):
+def test_some_demonstrations_are_worked_out_and_the_others_are_bare_answers():
+    kinds = set()
+    for row in arithmetic.demonstrations(20, seed=0):
         user, assistant = row.messages
         assert (user["role"], assistant["role"]) == ("user", "assistant")
         assert arithmetic.split_of(user["content"]) == "sft"
-        lines = assistant["content"].split("\n")
-        assert lines[-1] == f"\\boxed{{{row.answer}}}"
-        assert len(lines) == (1 if i % 2 else arithmetic.NUM_OPERATIONS + 1)
+        *steps, last = assistant["content"].split("\n")
+        assert last == f"\\boxed{{{row.answer}}}"
+        totals = slow_totals(user["content"])
+        assert [int(line.split("=")[1]) for line in steps] in ([], totals[1:])
+        kinds.add(bool(steps))
+    assert kinds == {True, False}
 
 
 def test_the_chat_template_marks_turns_and_ends_those_of_the_assistant():
