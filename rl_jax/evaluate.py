@@ -14,7 +14,6 @@ from rl_jax import command_line
 from rl_jax import config as configs
 from rl_jax.errors import ConfigError
 
-
 # The smallest value of each number.
 _LEAST = {
     "num_prompts": 1,

@@ -1,11 +1,18 @@
 """Eight virtual CPU devices for every test, and the --slow switch."""
 
+import importlib.metadata
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-_flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in _flags:
-    os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=8"
+# Tests compile much and run little: the optimiser of the CPU backend is not worth its
+# time here. (jax 0.12 has only the faster of the two code generators.)
+_flags = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+]
+if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 12):
+    _flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([*_flags, os.environ.get("XLA_FLAGS", "")])
 
 import pytest
 

@@ -138,7 +138,9 @@ def test_a_broken_newest_checkpoint_is_reported_and_skipped(whole, tmp_path, cac
     workdir = tmp_path / "run"
     shutil.copytree(whole[0], workdir)
     newest = workdir / "rl" / "checkpoints" / "6"
-    victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    victim = max(
+        (p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
     victim.write_bytes(victim.read_bytes()[:-7])
     process = tiny.start(workdir, cache)
     out, _ = process.communicate(timeout=300)

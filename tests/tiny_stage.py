@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 from rl_jax import command_line
 from rl_jax import config as configs
 from rl_jax.data.rows import Row
-from rl_jax.mesh import make_mesh
+from rl_jax.mesh import make_mesh, sharding
+from rl_jax.models.params import Leaf, Params, map_layout
 from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards.score import Score, Verdict
 from rl_jax.rollout.sample import Request, Sample
@@ -96,6 +97,18 @@ SHORT = {
     "rl__optim__warmup_steps": 0,
     "rl__eval__every": 1,
 }
+
+
+def random_params(mesh: Mesh, seed: int) -> Params:
+    """Weights of MODEL that need no compiled program to be made."""
+    rng = np.random.default_rng(seed)
+
+    def one(leaf: Leaf) -> jax.Array:
+        x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
+        x = (x + (leaf.fan_in == 0)).astype(np.float32)
+        return jax.device_put(x, sharding(mesh, *leaf.axes))
+
+    return map_layout(one, MODEL)
 
 
 def prompt(ids: Sequence[int] = (1, 2), content: str = "", answer: str = "") -> Prompt:

@@ -141,7 +141,9 @@ def _packed_layer(model, frequency, position_BT, segment_BT, x_BTD, layer):
     q_BTHC, k_BTKC, v_BTKC = _qkv(layer, x_BTD, position_BT, frequency, model)
     heads = spec("batch", "time", "heads", "head_dim")
     attended_BTHC = jax.shard_map(
-        packed_attention,
+        # Recomputed in the backward pass: [T, T] scores of every layer would take
+        # most of the memory, and cost little to make again.
+        jax.checkpoint(packed_attention),
         in_specs=(heads, heads, heads, spec("batch", "time")),
         out_specs=heads,
     )(q_BTHC, k_BTKC, v_BTKC, segment_BT)

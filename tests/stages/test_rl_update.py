@@ -12,9 +12,9 @@ import pytest
 import tiny_stage as tiny
 
 from rl_jax import config as configs
-from rl_jax import learner as learners
 from rl_jax.learner import init_state, make_learner, to_device
-from rl_jax.models.params import abstract_params, init_params
+from rl_jax.models.params import abstract_params
+from rl_jax.objectives.policy import PRESETS
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
 from rl_jax.stages import rl, run_state
@@ -47,17 +47,30 @@ def stage_of(**changes):
 
 
 @functools.cache
+def optimiser():
+    return run_state.optimiser_of(stage_of(), tiny.MODEL)
+
+
+@functools.cache
+def programs_of(loss):
+    made = make_learner(tiny.MODEL, *optimiser(), loss=loss, temperature=0.7)
+    if loss == PRESETS["grpo"]:
+        return made
+    # The loss is in one program only: the others need not be compiled again.
+    shared = programs_of(PRESETS["grpo"])
+    return shared._replace(policy_gradient=made.policy_gradient)
+
+
 def learner_of(stage):
-    tx, schedule = run_state.optimiser_of(stage, tiny.MODEL)
-    loss = configs.policy_loss_spec(stage)
-    temperature = stage.rollout.temperature
-    made = make_learner(tiny.MODEL, tx, schedule, loss=loss, temperature=temperature)
-    return made, tx
+    return programs_of(configs.policy_loss_spec(stage))
 
 
-def state_of(stage, context, seed=0):
-    params = init_params(tiny.MODEL, context.mesh, seed)
-    return init_state(params, learner_of(stage)[1])
+def params_of(context, seed=0):
+    return tiny.random_params(context.mesh, seed)
+
+
+def state_of(context):
+    return init_state(params_of(context), optimiser()[0])
 
 
 def drawn(stage, context, params, *, seed=0, values=((1, 0, 0, 1), (1, 1, 1, 0))):
@@ -79,7 +92,7 @@ def drawn(stage, context, params, *, seed=0, values=((1, 0, 0, 1), (1, 1, 1, 0))
     updates = []
     for update in plan.updates:
         batch = to_device(update.packed, context.mesh)
-        logp_BT = np.asarray(learner_of(stage)[0].score(params, batch))
+        logp_BT = np.asarray(learner_of(stage).score(params, batch))
         logp_BT = np.where(update.packed.mask_BT, logp_BT, 0.0).astype(np.float32)
         packed = dataclasses.replace(update.packed, sampler_logp_BT=logp_BT)
         updates.append(dataclasses.replace(update, packed=packed))
@@ -106,10 +119,8 @@ class Watched:
 
 def update(stage, context, state, plan, reference=None):
     """(next state, metrics, what was seen)"""
-    watched = Watched(learner_of(stage)[0])
-    state, metrics = rl.update(
-        watched.programs, state, reference, plan, stage, context
-    )
+    watched = Watched(learner_of(stage))
+    state, metrics = rl.update(watched.programs, state, reference, plan, stage, context)
     return state, metrics, watched
 
 
@@ -119,7 +130,7 @@ def update(stage, context, state, plan, reference=None):
 def test_old_logprobs_are_those_of_the_weights_that_the_step_began_with(context):
     # Peers fault H4: with several steps they must not stay those of the first weights.
     stage = stage_of(batch__updates_per_step=2)
-    state = state_of(stage, context)
+    state = state_of(context)
     for seed in range(2):
         plan = drawn(stage, context, state.params, seed=seed)
         assert len(plan.updates) == 2
@@ -140,7 +151,7 @@ def test_old_logprobs_are_those_of_the_weights_that_the_step_began_with(context)
 
 def test_a_batch_that_is_used_once_needs_no_second_forward_pass(context):
     stage = stage_of()
-    state = state_of(stage, context)
+    state = state_of(context)
     plan = drawn(stage, context, state.params)
     _, metrics, seen = update(stage, context, state, plan)
     assert not seen.scored_with
@@ -151,11 +162,11 @@ def test_a_batch_that_is_used_once_needs_no_second_forward_pass(context):
 
 def test_the_update_moves_towards_what_was_rewarded(context):
     stage = stage_of()
-    state = state_of(stage, context)
+    state = state_of(context)
     plan = drawn(stage, context, state.params)
     (one,) = plan.updates
     batch = to_device(one.packed, context.mesh)
-    score = learner_of(stage)[0].score
+    score = learner_of(stage).score
 
     def surplus(params):
         """How much likelier the good samples are than the bad ones, by advantage."""
@@ -170,7 +181,7 @@ def test_the_update_moves_towards_what_was_rewarded(context):
 
 def test_groups_that_agree_leave_the_weights_as_they_are(context):
     stage = stage_of()
-    state = state_of(stage, context)
+    state = state_of(context)
     agreeing = ((1, 1, 1, 1), (0, 0, 0, 0))
     plan = drawn(stage, context, state.params, values=agreeing)
     before = jax.device_get(state.params)
@@ -182,17 +193,22 @@ def test_groups_that_agree_leave_the_weights_as_they_are(context):
 def test_the_stop_token_is_trained(context):
     # Peers fault H5. The only token of each answer is the one that ends it.
     stage = stage_of()
-    state = state_of(stage, context)
+    state = state_of(context)
     values = enumerate([1.0, 0.0, 0.0, 0.0] * 2)
     scored = [
-        tiny.scored(v, request=n // G, index=n % G, prompt_ids=(4 + n, 5), completion=[STOP])
+        tiny.scored(
+            v, request=n // G, index=n % G, prompt_ids=(4 + n, 5), completion=[STOP]
+        )
         for n, v in values
     ]
     loss = configs.policy_loss_spec(stage)
     plan = rl.make_plan(scored, stage, loss, seed=0, step=0)
     batch = to_device(plan.updates[0].packed, context.mesh)
-    assert np.asarray(batch.target_BT)[plan.updates[0].packed.mask_BT].tolist() == [STOP] * 8
-    score = learner_of(stage)[0].score
+    assert (
+        np.asarray(batch.target_BT)[plan.updates[0].packed.mask_BT].tolist()
+        == [STOP] * 8
+    )
+    score = learner_of(stage).score
     right_BT = plan.updates[0].packed.mask_BT & np.isin(batch.sample_BT, [0, 4])
     before = np.asarray(score(state.params, batch))[right_BT].mean()
     state, metrics, _ = update(stage, context, state, plan)
@@ -203,11 +219,10 @@ def test_the_stop_token_is_trained(context):
 # The reference.
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "cispo", "dr_grpo"])
-def test_a_named_loss_runs_without_a_reference(context, name):
-    # Peers fault H8, for DAPO.
-    stage = stage_of(objective__name=name)
-    state = state_of(stage, context)
+def test_dapo_runs_without_a_reference(context):
+    # Peers fault H8.
+    stage = stage_of(objective__name="dapo")
+    state = state_of(context)
     plan = drawn(stage, context, state.params)
     state, metrics, seen = update(stage, context, state, plan)
     assert not seen.scored_with and "train/kl" not in metrics
@@ -215,9 +230,9 @@ def test_a_named_loss_runs_without_a_reference(context, name):
 
 
 def test_the_kl_is_zero_at_the_first_step_and_grows_as_the_policy_moves(context):
-    stage = stage_of(objective__kl_coef=0.05)
-    state = state_of(stage, context)
-    reference = init_params(tiny.MODEL, context.mesh, 0)
+    stage = stage_of(objective__kl_coef=0.5)
+    state = state_of(context)
+    reference = params_of(context)
     found = []
     for seed in range(3):
         plan = drawn(stage, context, state.params, seed=seed)
@@ -232,12 +247,12 @@ def test_the_kl_is_zero_at_the_first_step_and_grows_as_the_policy_moves(context)
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_another_reference_gives_another_gradient(context, kind):
     # Peers fault H1: differentiated as it stands, k1 does not contain the reference.
-    stage = stage_of(objective__kl_coef=0.5, objective__kl=kind, batch__micro_rows=1)
+    stage = stage_of(objective__kl_coef=0.5, objective__kl=kind)
     norms, moved = [], []
     for seed in (1, 2):
-        state = state_of(stage, context)
+        state = state_of(context)
         plan = drawn(stage, context, state.params)
-        reference = init_params(tiny.MODEL, context.mesh, seed)
+        reference = params_of(context, seed)
         state, metrics, _ = update(stage, context, state, plan, reference)
         norms.append(metrics["train/grad_norm"])
         moved.append(np.asarray(state.params.embed_VD))
@@ -263,7 +278,7 @@ def engine(context):
 
 def collect(engine, context, next_row, *, temperature=1.0):
     """One step's samples of a data set that has a single prompt."""
-    params = init_params(tiny.MODEL, context.mesh, 0)
+    params = params_of(context)
     scorer = functools.partial(
         sample_and_score,
         engine,
@@ -274,7 +289,8 @@ def collect(engine, context, next_row, *, temperature=1.0):
         check_stop=lambda: None,
     )
     stage = dataclasses.replace(
-        stage_of(), rollout=dataclasses.replace(stage_of().rollout, temperature=temperature)
+        stage_of(),
+        rollout=dataclasses.replace(stage_of().rollout, temperature=temperature),
     )
     loss = configs.policy_loss_spec(stage)
     return rl.collect(scorer, lambda i: tiny.prompt((4, 5)), next_row, stage, loss)
@@ -307,22 +323,19 @@ def test_at_temperature_zero_all_logprobs_are_finite_and_the_trainers(context, e
 
 
 def test_the_update_never_holds_the_logits(context):
-    # Peers fault H10: here the logits of all tokens would be 16 MiB.
-    rows, row_tokens, vocab = 2, 256, 8192
+    # Peers fault H10: here the logits of all tokens would be 96 MiB.
+    rows, row_tokens, vocab = 2, 256, 49_152
     model = dataclasses.replace(tiny.MODEL, vocab_size=vocab)
-    stage = stage_of()
-    tx, schedule = run_state.optimiser_of(stage, model)
-    loss = configs.policy_loss_spec(stage)
-    programs = make_learner(model, tx, schedule, loss=loss)
+    programs = make_learner(model, *optimiser(), loss=PRESETS["grpo"])
     params = abstract_params(model, context.mesh)
     grads = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
+        params,
     )
     packed = rl.pack([], row_tokens, rows)
     batch = jax.tree.map(jax.typeof, to_device(packed, context.mesh))
     program: Any = programs.policy_gradient
     memory = program.lower(params, grads, batch, 1).compile().memory_analysis()
     logits = rows * row_tokens * vocab * 4
-    assert logits == 16 * 2**20
-    # Gradients of the head come on top of what the loss itself needs.
-    assert memory.temp_size_in_bytes < logits / 4
+    assert logits == 96 * 2**20
+    assert memory.temp_size_in_bytes < logits / 5
