@@ -35,10 +35,10 @@ def get_config():
     config.reward.answer_format = "any"
     config.reward.format_pattern = r"####\s*-?[\d,.]+\s*$"
     config.objective.overlong_buffer = 0.5
-    config.optim.lr = 2e-5
+    config.optim.lr = 1e-5
     config.rollout.decode_steps = 16
     config.batch.row_tokens = 512  # three samples a row, where 256 would hold one
-    config.batch.micro_rows = 2
+    config.batch.micro_rows = 1
     config.steps = 20
     config.log.samples_every = 5
     return config

@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 
+import pytest
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests compile much and run little: the optimiser of the CPU backend is not worth its
 # time here. (jax 0.12 has only the faster of the two code generators.)
@@ -13,8 +15,6 @@ _flags = [
 if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 12):
     _flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*_flags, os.environ.get("XLA_FLAGS", "")])
-
-import pytest
 
 
 def pytest_addoption(parser):

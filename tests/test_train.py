@@ -10,8 +10,8 @@ import time
 import jax
 import numpy as np
 import pytest
-import tiny_run as tiny
 
+import tiny_run as tiny
 from rl_jax import checkpoint
 from rl_jax.mesh import make_mesh
 from rl_jax.models.params import abstract_params

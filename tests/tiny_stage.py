@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +15,18 @@ from unittest import mock
 
 import jax
 import numpy as np
-import tiny_run
+from jax.experimental.compilation_cache import (
+    compilation_cache as compilation_cache_of_jax,
+)
 from jax.sharding import Mesh
 
+import tiny_run
 from rl_jax import command_line
 from rl_jax import config as configs
 from rl_jax.data.rows import Row
+from rl_jax.load import load
 from rl_jax.mesh import make_mesh, sharding
+from rl_jax.models import huggingface
 from rl_jax.models.params import Leaf, Params, map_layout
 from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards.score import Score, Verdict
@@ -48,8 +55,11 @@ def one_device(*_: Any) -> Mesh:
 
 def run_config(**changes: Any) -> configs.Run:
     """The tiny chain, resolved; changes are keys with __ for each dot."""
-    command = command_line.parse(tiny_run.arguments("unused", **changes))
-    return configs.resolve(command.config)
+    words = tiny_run.arguments("unused", **changes)
+    if "model__path" in changes:  # which has sizes of its own
+        sizes = tuple(f"--config.{key}=" for key in configs.MODEL_SIZES)
+        words = [word for word in words if not word.startswith(sizes)]
+    return configs.resolve(command_line.parse(words).config)
 
 
 def rl_stage(**changes: Any) -> configs.StageConfig:
@@ -78,9 +88,11 @@ def trained(base: pathlib.Path) -> tuple[pathlib.Path, list[tuple[str, str]]]:
     workdir, calls = base / "tiny_chain", base / "tiny_chain_calls.json"
     script = pathlib.Path(__file__).parent / "calls_into.py"
     arguments = tiny_run.arguments(workdir, **SHORT)
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     done = subprocess.run(
         [sys.executable, str(script), str(calls), *arguments],
-        env=tiny_run.environment(),
+        # As a user runs it, but for the time that optimising the programs would take.
+        env=tiny_run.environment() | {"XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         timeout=300,
@@ -89,14 +101,46 @@ def trained(base: pathlib.Path) -> tuple[pathlib.Path, list[tuple[str, str]]]:
     return workdir, [(call[0], call[1]) for call in json.loads(calls.read_text())]
 
 
-# Every part runs once: two stages, a step, a checkpoint, an evaluation, a curve.
+# Every part runs once: two stages, a step, a checkpoint, an evaluation, a curve. The
+# second stage ends with the weights that it began with.
 SHORT = {
     "sft__steps": 2,
     "sft__eval__every": 0,
     "rl__steps": 1,
+    "rl__optim__lr": 0.0,
     "rl__optim__warmup_steps": 0,
     "rl__eval__every": 1,
 }
+
+
+def exported(workdir: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """A Hugging Face folder with the model of a workdir."""
+    mesh = one_device()
+    with jax.set_mesh(mesh):
+        loaded = load(workdir, mesh)
+        huggingface.save_params(loaded.params, loaded.model, folder)
+    shutil.copytree(workdir / contexts.TOKENIZER_FOLDER, folder, dirs_exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def compilation_cache(folder: pathlib.Path) -> Iterator[None]:
+    """Programs compiled inside are kept in a folder and read again."""
+    names = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in names.items():
+        jax.config.update(name, value)
+    compilation_cache_of_jax.reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache_of_jax.reset_cache()
 
 
 def random_params(mesh: Mesh, seed: int) -> Params:

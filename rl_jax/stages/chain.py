@@ -41,10 +41,12 @@ def run(
             f"stop tokens {context.tokenizer.stop_ids}",
             flush=True,
         )
+    # All at once: a wrong `init` is told before the first stage, not hours later.
+    bases = [first_weights(context, stage) for stage in config.stages]
     params = None
     with jax.set_mesh(context.mesh):
-        for stage in config.stages:
-            params = KINDS[stage.kind](context, stage, first_weights(context, stage))
+        for stage, base in zip(config.stages, bases, strict=True):
+            params = KINDS[stage.kind](context, stage, base)
     assert params is not None
     if is_lead():
         _close(context)
@@ -76,7 +78,8 @@ def first_weights(context: Context, stage: configs.StageConfig) -> Callable[[], 
     path = pathlib.Path(stage.init)
     if (path / CHECKPOINTS).is_dir():
         return lambda: checkpoint.load_params(path / CHECKPOINTS, abstract)
-    if (path / "config.json").is_file():
+    is_run = (path / contexts.MODEL_FILE).is_file()
+    if not is_run and (path / "config.json").is_file():
         return lambda: huggingface.load_params(path, context.model, context.mesh)
     raise ConfigError(
         f"config.{stage.prefix}init={stage.init!r} is neither an earlier stage nor a "

@@ -1,5 +1,6 @@
 """A stage's rows as token ids: prompts to answer, conversations to learn."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ def train_prompts(
     """Prompts of `data.train` that fit, for reinforcement learning."""
     data = stage.data
     if data.train == BUILT_IN:
-        found = arithmetic.rows("rl", data.num_problems, seed)
+        with _own_keys(stage):
+            found = arithmetic.rows("rl", data.num_problems, seed)
     else:
         found = _read_prompts(data.train, stage)
     return _fitting(found, stage, text, "data.train")
@@ -46,7 +48,8 @@ def eval_prompts(stage: configs.StageConfig, text: Tokenizer) -> list[Prompt]:
     """
     data = stage.data
     if data.eval == BUILT_IN:
-        found = arithmetic.rows("eval", data.num_eval_problems, seed=0)
+        with _own_keys(stage):
+            found = arithmetic.rows("eval", data.num_eval_problems, seed=0)
         held_out = {row.messages[-1]["content"] for row in found}
         assert all(arithmetic.split_of(p) == "eval" for p in held_out)
     else:
@@ -93,27 +96,39 @@ def check_data(run: configs.Run) -> None:
             _read_prompts(path, stage)
 
 
+@contextlib.contextmanager
+def _own_keys(stage: configs.StageConfig) -> Iterator[None]:
+    """Makes errors about data name the keys of this stage of a chain."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace("--config.data.", f"--config.{stage.prefix}data.")
+        raise ConfigError(text) from error
+
+
 def _read_conversations(stage: configs.StageConfig) -> list[Row]:
     data = stage.data
-    return rows.read_conversations(
-        data.train,
-        prompt_column=data.prompt_column,
-        completion_column=data.completion_column,
-        system=data.system,
-        instruction=data.instruction,
-    )
+    with _own_keys(stage):
+        return rows.read_conversations(
+            data.train,
+            prompt_column=data.prompt_column,
+            completion_column=data.completion_column,
+            system=data.system,
+            instruction=data.instruction,
+        )
 
 
 def _read_prompts(path: str, stage: configs.StageConfig) -> list[Row]:
     data = stage.data
-    return rows.read_rows(
-        path,
-        prompt_column=data.prompt_column,
-        answer_column=data.answer_column,
-        answer_after=data.answer_after,
-        system=data.system,
-        instruction=data.instruction,
-    )
+    with _own_keys(stage):
+        return rows.read_rows(
+            path,
+            prompt_column=data.prompt_column,
+            answer_column=data.answer_column,
+            answer_after=data.answer_after,
+            system=data.system,
+            instruction=data.instruction,
+        )
 
 
 def _fitting(
@@ -145,7 +160,8 @@ def conversations(
     """Rows of `data.train` and their ids with loss masks, those that fit a row."""
     data = stage.data
     if data.train == BUILT_IN:
-        found = arithmetic.demonstrations(data.num_problems, seed)
+        with _own_keys(stage):
+            found = arithmetic.demonstrations(data.num_problems, seed)
     else:
         found = _read_conversations(stage)
     pieces = []

@@ -168,8 +168,9 @@ def collect(
         dropped += len(groups) - len(telling)
         kept.extend(s for group in telling for s in group)
         if len(kept) == wanted * G or refills == stage.objective.max_refills:
-            # Never an empty batch: the last round's groups then teach nothing.
-            kept = kept or scored
+            if not kept:
+                # Never an empty batch: the last round's groups then teach nothing.
+                kept, dropped = scored, dropped - len(groups)
             break
         refills += 1
     return Rollout(kept, timing, next_row, refills, dropped)

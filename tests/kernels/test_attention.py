@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from rl_jax.kernels import attention  # pyright: ignore[reportMissingImports]
 
 H, K, C = 6, 2, 4

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rl_jax.kernels.logprob import plain  # pyright: ignore[reportMissingImports]
 
+from rl_jax.kernels.logprob import plain  # pyright: ignore[reportMissingImports]
 from rl_jax.mesh import make_mesh
 
 CHUNK = 5

@@ -120,7 +120,7 @@ def test_initial_values_have_the_spread_that_their_docstring_gives(params):
         (layers.w_o_LHCD, (H * C) ** -0.5 / residual),
         (layers.w_down_LFD, F**-0.5 / residual),
     ]:
-        std *= 0.9594  # what a normal keeps when it is cut off at two of them
+        std *= 0.9594  # what a normal keeps when it is clipped at two of them
         # A standard deviation from n values is off by std / sqrt(2 n); four of them.
         np.testing.assert_allclose(
             np.std(w), std, rtol=0, atol=4 * std / math.sqrt(2 * w.size)

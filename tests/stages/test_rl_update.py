@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_stage as tiny
 
+import tiny_stage as tiny
 from rl_jax import config as configs
 from rl_jax.learner import init_state, make_learner, to_device
 from rl_jax.models.params import abstract_params
