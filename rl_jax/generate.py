@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
             max_prompt_tokens=len(ids),
             max_new_tokens=args.max_new_tokens,
             prefill_rows=1,
-            decode_steps=min(16, args.max_new_tokens),
+            decode_steps=16,
             stop_ids=loaded.tokenizer.stop_ids,
             top_k=args.top_k,
             top_p=args.top_p,

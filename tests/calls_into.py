@@ -42,8 +42,11 @@ def main() -> int:
         caller = frame.f_back.f_code
         if caller.co_filename.startswith(ours) and caller.co_name != "<module>":
             file = pathlib.Path(caller.co_filename).relative_to(ROOT)
-            called = f"{file} {caller.co_name} -> {frame.f_code.co_qualname}"
-            found.add((owner(frame.f_code), called))
+            called = frame.f_code.co_qualname
+            if called.endswith("reraise_with_filtered_traceback"):  # around jax's own
+                called = getattr(frame.f_locals.get("fun"), "__qualname__", called)
+            line = f"{file} {caller.co_name} -> {called}"
+            found.add((owner(frame.f_code), line))
 
     from rl_jax import train
 

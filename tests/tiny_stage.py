@@ -198,6 +198,11 @@ def groups(*values: Sequence[float | None], **kwargs: Any) -> list[Scored]:
     ]
 
 
+def anything(*fakes: Any) -> tuple[Any, ...]:
+    """Fakes that may stand where the real thing is declared."""
+    return fakes
+
+
 class FakeText:
     """A tokenizer whose text is the ids, with spaces."""
 

@@ -1,5 +1,6 @@
 """Where each stage of a run gets its weights from."""
 
+import dataclasses
 import functools
 import json
 import signal
@@ -121,7 +122,7 @@ def test_stages_run_in_order_each_from_the_one_before(tmp_path, capsys):
         tx, _ = run_state.optimiser_of(stage, context.model)
         with run_state.open_stage(context, stage, base, tx) as session:
             moved = jax.tree.map(lambda x: x + 1, session.state.params)
-            state = session.state.replace(params=moved)
+            state = dataclasses.replace(session.state, params=moved)
             session.save(stage.steps, state, {})
         return moved
 

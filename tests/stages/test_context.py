@@ -8,8 +8,8 @@ import signal
 import jax
 import numpy as np
 import pytest
-import tiny_stage as tiny
 
+import tiny_stage as tiny
 from rl_jax.data import arithmetic
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import make_mesh

@@ -22,8 +22,9 @@ def right(completion):
 
 def run(stage, stop=None):
     engine = tiny.FakeEngine()
-    fakes: Any = (engine, tiny.FakePool(right))
-    metrics = evaluate(*fakes, TEXT, None, PROMPTS, stage, stop or StopFlag())
+    engine_, pool, params = tiny.anything(engine, tiny.FakePool(right), None)
+    stop = stop or StopFlag()
+    metrics = evaluate(engine_, pool, TEXT, params, PROMPTS, stage, stop)
     return metrics, engine.requests
 
 

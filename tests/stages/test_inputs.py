@@ -4,8 +4,8 @@ import itertools
 import json
 
 import pytest
-import tiny_stage as tiny
 
+import tiny_stage as tiny
 from rl_jax.data import arithmetic, chat
 from rl_jax.data.pipeline import stream
 from rl_jax.errors import ConfigError

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import tiny_stage as tiny
 
+import tiny_stage as tiny
 from rl_jax.metric_names import metric
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.rewards.score import Verdict

@@ -3,8 +3,8 @@
 import json
 
 import numpy as np
-import tiny_stage as tiny
 
+import tiny_stage as tiny
 from rl_jax import checkpoint
 from rl_jax.stages import context as contexts
 from rl_jax.stages import rl

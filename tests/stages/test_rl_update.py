@@ -278,13 +278,13 @@ def engine(context):
 
 def collect(engine, context, next_row, *, temperature=1.0):
     """One step's samples of a data set that has a single prompt."""
-    params = params_of(context)
+    (pool,) = tiny.anything(tiny.FakePool(lambda completion: 1.0))
     scorer = functools.partial(
         sample_and_score,
         engine,
-        tiny.FakePool(lambda completion: 1.0),
+        pool,
         context.tokenizer,
-        params,
+        params_of(context),
         version=0,
         check_stop=lambda: None,
     )

@@ -26,9 +26,10 @@ def asked(ids=(5, 2, 9), num_samples=3):
     ]
 
 
-def run(engine: Any, pool: Any, requests, check_stop=lambda: None):
+def run(engine, pool, requests, check_stop=lambda: None):
+    (params,) = tiny.anything(None)
     return sample_and_score(
-        engine, pool, TEXT, None, requests, version=4, check_stop=check_stop
+        engine, pool, TEXT, params, requests, version=4, check_stop=check_stop
     )
 
 
@@ -100,7 +101,7 @@ def test_only_the_stop_token_is_left_out_of_the_text():
 
 
 def test_a_stop_is_noticed_while_sampling_and_while_waiting():
-    class Stopped(Exception):
+    class StoppedError(Exception):
         pass
 
     def stop_after(calls):
@@ -108,12 +109,12 @@ def test_a_stop_is_noticed_while_sampling_and_while_waiting():
 
         def check():
             if next(left, "stop") == "stop":
-                raise Stopped
+                raise StoppedError
 
         return check
 
     engine = tiny.FakeEngine()
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(engine, tiny.FakePool(value), asked(), stop_after(1))
     assert engine.busy  # in the middle of it
 
@@ -125,7 +126,7 @@ def test_a_stop_is_noticed_while_sampling_and_while_waiting():
             return []
 
     engine = tiny.FakeEngine()
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(engine, Silent(value), asked(), stop_after(20))
     assert not engine.busy
 

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-import tiny_stage as tiny
 
+import tiny_stage as tiny
 from rl_jax import checkpoint
 from rl_jax.data.packing import fill
 from rl_jax.data.pipeline import stream
