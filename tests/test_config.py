@@ -69,7 +69,7 @@ def test_keys_that_mean_nothing_for_a_kind_are_left_out():
         "batch.updates_per_step",
         *(path for path in rl if path.startswith("objective.")),
     }
-    assert sft - rl == {"batch.rows_per_step"}
+    assert sft - rl == {"batch.rows_per_step", "data.completion_column"}
     assert "objective" not in defaults.stage("sft")
 
 
