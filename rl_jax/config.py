@@ -109,7 +109,7 @@ class Reward:
     timeout_secs: float = 5.0  # seconds for one reply before its worker is replaced
     workers: int = 2  # worker processes
     answer_format: Literal["boxed", "any"] = "boxed"  # where a reply's answer is sought
-    # Pattern (regex) that the format reward wants; empty: one boxed answer.
+    # Pattern the format reward wants (regex); empty: one boxed answer.
     format_pattern: str = ""
     shuffle: bool = False  # control: permute the rewards within each batch
 

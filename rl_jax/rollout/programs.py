@@ -242,7 +242,7 @@ def decode(
         )
         logits_WV = jax.reshard(logits_WV, spec("batch", "whole"))
         slots, token_W, logp_W = pick(logits_WV, slots)
-        now = (jnp.arange(engine.decode_steps) == step)[None]
+        now = jnp.arange(engine.decode_steps) == step
         token_WN = jnp.where(now, token_W[:, None], token_WN)
         logp_WN = jnp.where(now, logp_W[:, None], logp_WN)
         return step + 1, cache, slots, token_WN, logp_WN
