@@ -7,7 +7,9 @@ for using the last half of the 64 tokens. A model this small learns the last two
 
 Run:      python -m rl_jax.train --config=configs/smollm2_gsm8k.py --workdir=$DIR \
               --config.model.path=$MODEL --config.data.train=$GSM8K/train.jsonl
-Expect:   not yet run
+Expect:   mean reward -0.09 over steps 1 to 5, 1.05 over 16 to 20: it learns to answer
+          at once and in form; accuracy stays low (0.05). 38 s a step on 2 shared CPU
+          cores, 5.4 GB, jax 0.10.2, 2026-11-30
 """
 
 from rl_jax import config as defaults
