@@ -120,7 +120,6 @@ def check_run(run: "Run") -> None:
         if stage.kind == "rl":
             _check_rl(stage)
         _check_rows(run, stage)
-        _check_schedule(stage)
 
 
 def _check_bounds(holder: Any, bounds: dict[str, Bound], prefix: str) -> None:
@@ -340,16 +339,6 @@ def _check_rows(run: "Run", stage: "StageConfig") -> None:
                 "of config.mesh.replica and config.mesh.fsdp",
                 (f"{key}{name}", _multiple(rows, parts)),
             )
-
-
-def _check_schedule(stage: "StageConfig") -> None:
-    key = f"{stage.prefix}optim.warmup_steps"
-    if stage.optim.warmup_steps > stage.steps:
-        raise fault(
-            f"config.{key} is {stage.optim.warmup_steps}, more than "
-            f"config.{stage.prefix}steps={stage.steps}: the peak is never reached",
-            (key, stage.steps // 10),
-        )
 
 
 def _divisor(number: int, limit: int) -> int:

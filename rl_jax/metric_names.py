@@ -43,7 +43,9 @@ METRICS: dict[str, Metric] = {
     "train/loss": Metric("loss", "the loss; nats per token in supervised stages"),
     "train/kl": Metric("nats", "estimated KL(policy || reference) per token"),
     "train/grad_norm": Metric("norm", "global gradient norm before clipping"),
-    "train/learning_rate": Metric("rate", "learning rate, mean over the updates of the step"),
+    "train/learning_rate": Metric(
+        "rate", "learning rate, mean over the updates of the step"
+    ),
     "train/clip_ratio/low_mean": Metric("fraction", "tokens beyond the lower bound"),
     "train/clip_ratio/high_mean": Metric("fraction", "tokens beyond the upper bound"),
     "train/clip_ratio/region_mean": Metric("fraction", "tokens beyond either bound"),

@@ -32,7 +32,7 @@ FAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("rl", {"rollout.temperature": 0.0}, ["same", "rollout.temperature=1.0"]),
     ("rl", {"optim.lr": float("nan")}, ["optim.lr is nan", "optim.lr=1e-06"]),
     ("rl", {"optim.b2": 1.0}, ["optim.b2=0.95"]),
-    ("rl", {"optim.warmup_steps": 101}, ["steps=100", "optim.warmup_steps=10"]),
+    ("rl", {"optim.warmup_steps": -1}, ["optim.warmup_steps=0"]),
     ("rl", {"batch.row_tokens": 511}, ["512", "batch.row_tokens=512"]),
     (
         "rl",

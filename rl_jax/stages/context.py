@@ -5,20 +5,20 @@ import json
 import pathlib
 import shutil
 import signal
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
-from rl_jax.data import arithmetic, rows, tokenizer
+from rl_jax.data import arithmetic, tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import check_divides, is_lead, make_mesh
 from rl_jax.models import huggingface
 from rl_jax.models.params import Params, init_params
 from rl_jax.models.spec import ModelSpec, RopeScaling
+from rl_jax.stages import inputs
 
 MODEL_FILE = "model.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -134,7 +134,7 @@ def _tokenizer(run: configs.Run, workdir: pathlib.Path) -> Tokenizer:
         unfinished = workdir / f"{TOKENIZER_FOLDER}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         tokenizer.train(
-            _corpus(run),
+            inputs.corpus(run),
             unfinished,
             vocab_size=run.model.vocab_size,
             chat_template=arithmetic.CHAT_TEMPLATE,
@@ -161,22 +161,6 @@ def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, unfinished / name)
     unfinished.rename(folder)
-
-
-def _corpus(run: configs.Run) -> Iterable[str]:
-    """Text for a new model's tokenizer: what the stages will train on."""
-    for stage in run.stages:
-        if stage.data.train == "arithmetic":
-            count = min(stage.data.num_problems, 2000)
-            found = arithmetic.demonstrations(count, run.seed)
-        else:
-            found = rows.read_conversations(
-                stage.data.train,
-                prompt_column=stage.data.prompt_column,
-                completion_column=stage.data.completion_column,
-            )
-        for row in found:
-            yield from (message["content"] for message in row.messages)
 
 
 def check_layout(run: configs.Run, model: ModelSpec, mesh: Mesh) -> None:

@@ -186,6 +186,24 @@ def conversations(
     return list(found), fitting
 
 
+def corpus(run: configs.Run) -> Iterator[str]:
+    """Text for a new model's tokenizer: what the stages will train on."""
+    for stage in run.stages:
+        data = stage.data
+        if data.train == BUILT_IN:
+            # Any 2,000 have every word and digit of the task.
+            count = min(data.num_problems, 2000)
+            found = arithmetic.demonstrations(count, run.seed)
+        elif stage.kind == "sft":
+            found = _read_conversations(stage)
+        else:
+            found = _read_prompts(data.train, stage)
+        for row in found:
+            yield from (str(message["content"]) for message in row.messages)
+            if row.answer:
+                yield row.answer
+
+
 def at(stream: grain.MapDataset, position: int) -> Any:
     """The item of an endless stream at a global index."""
     item = stream[position]
