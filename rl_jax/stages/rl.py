@@ -20,6 +20,7 @@ import numpy as np
 from rl_jax import config as configs
 from rl_jax.data.packing import Packed, Piece, pack
 from rl_jax.data.pipeline import stream
+from rl_jax.errors import ConfigError
 from rl_jax.learner import Batch, Learner, State, make_learner, merge_metrics, to_device
 from rl_jax.models.params import Params
 from rl_jax.objectives.advantage import group_advantage, group_varies
@@ -87,6 +88,7 @@ def run(
             )
             plan = make_plan(rollout.scored, stage, loss, seed=seed, step=step)
             if step == session.start:
+                check_rewarded(rollout.scored, stage)
                 check_agreement(context, stage, learner.score, state.params, plan)
             updating = time.monotonic()
             state, metrics = update(learner, state, reference, plan, stage, context)
@@ -106,6 +108,19 @@ def run(
             session.write(step + 1, metrics, records(rollout.scored))
             session.save(step + 1, state, position)
         return state.params
+
+
+def check_rewarded(scored: Sequence[Scored], stage: configs.StageConfig) -> None:
+    """Raises ConfigError if no sample has a reward, as then nothing can be learnt."""
+    if any(s.score.value is not None for s in scored):
+        return
+    score = scored[0].score
+    raise ConfigError(
+        f"None of the {len(scored)} samples of the first step got a reward: verdict "
+        f"{score.verdict.value!r}, {score.detail or 'no detail'}.\nLook at "
+        f"--config.{stage.prefix}reward.functions={','.join(stage.reward.functions)} "
+        f"and --config.{stage.prefix}data.answer_column={stage.data.answer_column}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

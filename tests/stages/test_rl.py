@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny_stage as tiny
+from rl_jax.errors import ConfigError
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.stages import rl
 from rl_jax.stages.scoring import Timing, sample_and_score
@@ -169,3 +170,13 @@ def test_dynamic_sampling_judges_scores_before_the_overlong_penalty():
     )
     # Asked twice, although the penalty would tell the samples apart.
     assert (rollout.refills, rollout.dropped) == (1, 1)
+
+
+def test_a_first_step_without_any_reward_is_an_error_that_names_the_verdict():
+    stage = tiny.rl_stage()
+    with pytest.raises(ConfigError, match="None of the 4 samples") as error:
+        rl.check_rewarded(tiny.groups([None, None], [None, None]), stage)
+    assert "--config.rl.reward.functions=" in str(error.value)
+    assert "--config.rl.data.answer_column=" in str(error.value)
+    assert len(str(error.value).splitlines()) <= 3
+    rl.check_rewarded(tiny.groups([None, 0.0], [None, None]), stage)
