@@ -24,6 +24,7 @@ OVERRIDES = {
     "model.ffn_width": 48,
     "model.vocab_size": 64,
     "sft.steps": 4,
+    "sft.optim.warmup_steps": 0,
     "sft.data.num_problems": 64,
     "sft.batch.rows_per_step": 4,
     "sft.batch.micro_rows": 2,

@@ -98,7 +98,7 @@ def is_alive(pid):
         state = (
             pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or just going
         return False
     return state != "Z"
 
@@ -239,6 +239,7 @@ def test_neither_processes_nor_descriptors_pile_up(tmp_path):
             until(lambda: len(pool.pids) == 3)
             return pool.pids
 
+    gc.collect()  # what earlier tests left is not counted
     before = descriptors(), children()
     pids = run()
     gc.collect()
