@@ -51,7 +51,8 @@ def test_killing_takes_the_whole_process_group_and_leaves_no_zombie(tmp_path):
     assert is_gone(worker)
     deadline = time.monotonic() + 10
     while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
-        with open(f"/proc/{child}/stat") as file:
+        # It may vanish while it is looked at.
+        with contextlib.suppress(OSError), open(f"/proc/{child}/stat") as file:
             if file.read().rsplit(")", 1)[1].split()[0] == "Z":
                 break  # dead; who adopted it reaps it
         time.sleep(0.01)
