@@ -1,3 +1,4 @@
+import contextlib
 import os
 import select
 import signal
