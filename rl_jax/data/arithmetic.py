@@ -4,7 +4,7 @@
 
 Each operation alone is easy, all of them in one go are not: the answer comes out right
 when the running totals are written down. The demonstrations for a cold start are of
-two kinds, one in four worked out, the others the bare answer; which kind pays is for
+two kinds, one in five worked out, the others the bare answer; which kind pays is for
 reinforcement learning to find out.
 
 Splits never share a problem: the checksum of a problem's text decides its split.
@@ -100,11 +100,11 @@ def rows(split: str, count: int, seed: int) -> list[Row]:
 
 
 def demonstrations(count: int, seed: int) -> list[Row]:
-    """Conversations for a cold start: every fourth worked out, the others not."""
+    """Conversations for a cold start: every fifth worked out, the others not."""
     out = []
     for i, (problem, steps, answer) in enumerate(problems("sft", count, seed)):
         boxed = f"\\boxed{{{answer}}}"
-        reply = f"{steps}\n{boxed}" if i % 4 == 0 else boxed
+        reply = f"{steps}\n{boxed}" if i % 5 == 0 else boxed
         messages = (
             {"role": "user", "content": problem},
             {"role": "assistant", "content": reply},
