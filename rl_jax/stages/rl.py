@@ -234,6 +234,7 @@ def _advantages(reward_N, group_N, valid_N, *, scale, num_groups):
     )
 
 
+_varies = jax.jit(group_varies, static_argnames="num_groups")
 _weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
 
 
@@ -279,7 +280,7 @@ def make_plan(
 
     live_N = valid_N.copy()
     if not (loss.kl_coef or loss.entropy_coef):
-        live_N &= _varying(reward_N, valid_N, G)
+        live_N &= np.asarray(_varies(reward_N, group_N, valid_N, num_groups=num_groups))
     updates = []
     groups = np.arange(len(scored) // G)
     # Dynamic sampling may have found fewer groups than there should be updates.
@@ -304,14 +305,6 @@ def make_plan(
     reward_N = np.where(valid_N, reward_N, np.nan)
     positions = sum(int((u.packed.segment_BT > 0).sum()) for u in updates)
     return Plan(updates, adv_N, reward_N, valid_N, group_N, positions)
-
-
-def _varying(reward_N, valid_N, G):
-    reward_PG = reward_N.reshape(-1, G)
-    valid_PG = valid_N.reshape(-1, G)
-    high_P = np.where(valid_PG, reward_PG, -np.inf).max(axis=1)
-    low_P = np.where(valid_PG, reward_PG, np.inf).min(axis=1)
-    return np.repeat(high_P > low_P, G)
 
 
 def _piece(sample: Sample, n: int, group: int) -> Piece:
