@@ -18,8 +18,8 @@ CHUNK = 2048
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _logprob(hidden_ND, head_VD, target_N, temperature, vocab_axis, varying):
-    return _forward(hidden_ND, head_VD, target_N, temperature, vocab_axis, varying)[0]
+def _logprob(hidden_ND, head_VD, target_N, scale, vocab_axis, varying):
+    return _forward(hidden_ND, head_VD, target_N, scale, vocab_axis, varying)[0]
 
 
 def token_logprob(
@@ -28,19 +28,23 @@ def token_logprob(
     target_N: jax.Array,
     *,
     temperature: float = 1.0,
+    softcap: float = 0.0,
     vocab_axis: str | None = None,
     varying: tuple[str, ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each target and entropy of each distribution, in nats.
 
-    logp[n] = z[n, target[n]] - logsumexp(z[n]), z = hidden @ head.T / temperature
+    logp[n] = z[n, target[n]] - logsumexp(z[n])
     entropy[n] = logsumexp(z[n]) - sum_v softmax(z[n])[v] * z[n, v]
+    z = cap(hidden @ head.T) / temperature, cap(x) = softcap * tanh(x / softcap)
 
     Args:
         hidden_ND: hidden states, any float dtype; products accumulate in float32.
         head_VD: output head, or this shard's rows of it inside `jax.shard_map`.
         target_N: int32 ids in the whole vocabulary.
         temperature: the sampling temperature; the trainer must use the sampler's.
+        softcap: bound of the logits, before the temperature; 0: none. Of Gemma 2
+            (arXiv:2408.00118, section 2).
         vocab_axis: mesh axis over which the rows of the head are divided, if any.
         varying: inside `jax.shard_map`, every mesh axis over which an argument
             varies (rows and vocabulary); gradients are summed over the others.
@@ -49,7 +53,8 @@ def token_logprob(
         (logp_N, entropy_N), float32.
 
     Source: objectives of PPO-type losses; gradients dlogp/dz = onehot - p and
-    dentropy/dz = -p * (log p + entropy), both over temperature.
+    dentropy/dz = -p * (log p + entropy), both over temperature; with a soft cap
+    times 1 - (cap / softcap) ** 2.
     """
     if varying:
         # Arguments that do not vary over an axis become varying here, so that the
@@ -58,7 +63,12 @@ def token_logprob(
         head_VD = _vary(head_VD, varying)
         target_N = _vary(target_N, varying)
     both: Any = _logprob(
-        hidden_ND, head_VD, target_N, float(temperature), vocab_axis, varying
+        hidden_ND,
+        head_VD,
+        target_N,
+        (float(temperature), float(softcap)),
+        vocab_axis,
+        varying,
     )
     return both
 
@@ -86,7 +96,8 @@ def _over_chunks(body, carry, V):
     return carry
 
 
-def _chunk_logits(hidden_ND, head_VD, start, size, temperature):
+def _chunk_logits(hidden_ND, head_VD, start, size, scale):
+    temperature, softcap = scale
     head_QD = jax.lax.dynamic_slice_in_dim(head_VD, start, size)
     z_NQ = jax.lax.dot_general(
         hidden_ND,
@@ -95,6 +106,8 @@ def _chunk_logits(hidden_ND, head_VD, start, size, temperature):
         preferred_element_type=jnp.float32,
         precision=_precision(hidden_ND),
     )
+    if softcap:
+        z_NQ = softcap * jnp.tanh(z_NQ / softcap)
     return head_QD, z_NQ / temperature
 
 
@@ -111,13 +124,13 @@ def _hits(target_N, first_id, start, size):
     return (target_N - first_id - start)[:, None] == jnp.arange(size)[None, :]
 
 
-def _forward(hidden_ND, head_VD, target_N, temperature, vocab_axis, varying):
+def _forward(hidden_ND, head_VD, target_N, scale, vocab_axis, varying):
     N, V = hidden_ND.shape[0], head_VD.shape[0]
     first_id = _first_id(V, vocab_axis)
 
     def body(start, size, carry):
         top_N, sum_N, dot_N, z_target_N = carry
-        _, z_NQ = _chunk_logits(hidden_ND, head_VD, start, size, temperature)
+        _, z_NQ = _chunk_logits(hidden_ND, head_VD, start, size, scale)
         new_top_N = jnp.maximum(top_N, z_NQ.max(axis=1))
         scale_N = jnp.exp(top_N - new_top_N)
         e_NQ = jnp.exp(z_NQ - new_top_N[:, None])
@@ -143,7 +156,8 @@ def _forward(hidden_ND, head_VD, target_N, temperature, vocab_axis, varying):
     return out, (hidden_ND, head_VD, target_N, lse_N, out[1])
 
 
-def _backward(temperature, vocab_axis, varying, saved, cotangents):
+def _backward(scale, vocab_axis, varying, saved, cotangents):
+    temperature, softcap = scale
     hidden_ND, head_VD, target_N, lse_N, entropy_N = saved
     d_logp_N, d_entropy_N = cotangents
     V = head_VD.shape[0]
@@ -151,13 +165,16 @@ def _backward(temperature, vocab_axis, varying, saved, cotangents):
 
     def body(start, size, carry):
         d_hidden_ND, d_head_VD = carry
-        head_QD, z_NQ = _chunk_logits(hidden_ND, head_VD, start, size, temperature)
+        head_QD, z_NQ = _chunk_logits(hidden_ND, head_VD, start, size, scale)
         logp_NQ = z_NQ - lse_N[:, None]
         p_NQ = jnp.exp(logp_NQ)
         hit_NQ = _hits(target_N, first_id, start, size)
         d_z_NQ = d_logp_N[:, None] * (hit_NQ - p_NQ)
         d_z_NQ -= d_entropy_N[:, None] * p_NQ * (logp_NQ + entropy_N[:, None])
-        d_z_NQ = (d_z_NQ / temperature).astype(hidden_ND.dtype)
+        d_z_NQ /= temperature
+        if softcap:
+            d_z_NQ *= 1.0 - (z_NQ * (temperature / softcap)) ** 2
+        d_z_NQ = d_z_NQ.astype(hidden_ND.dtype)
         dot = functools.partial(
             jax.lax.dot_general,
             preferred_element_type=jnp.float32,

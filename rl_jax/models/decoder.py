@@ -1,4 +1,4 @@
-"""A dense decoder of the Llama kind: over packed rows, and one token at a time.
+"""A dense decoder: over packed rows, and one token at a time.
 
 Both read the same parameter tree. Training scans the stacked layers; decoding unrolls
 them, with one cache array a layer: scanning over a stacked cache copies it.
@@ -8,11 +8,14 @@ head, F feed-forward width, V vocabulary, W decode slots, S cache positions.
 """
 
 import functools
+import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from rl_jax.kernels.attention import (  # pyright: ignore[reportMissingImports]
@@ -24,7 +27,7 @@ from rl_jax.kernels.logprob import (  # pyright: ignore[reportMissingImports]
 )
 from rl_jax.mesh import BATCH_AXES, TENSOR_AXIS, spec
 from rl_jax.models.params import Layers, Leaf, Params, layout
-from rl_jax.models.spec import ModelSpec
+from rl_jax.models.spec import Attention, ModelSpec
 
 
 @flax.struct.dataclass
@@ -35,38 +38,108 @@ class Cache:
     v: tuple[jax.Array, ...]
 
 
-def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
-    """x over its root mean square on the last axis, in float32, times the scale."""
+class Reach(NamedTuple):
+    """How one layer attends, in numbers.
+
+    Attributes:
+        frequency: float32 [C / 2], radians a position of each pair of channels; zeros
+            where nothing is rotated.
+        amplitude: times the rotated queries and keys.
+        window: newest positions seen, the token's own among them; None: all.
+    """
+
+    frequency: Any
+    amplitude: Any
+    window: Any
+
+
+def reach(model: ModelSpec, layer: int) -> Reach:
+    """How layer number `layer`, from 0, attends."""
+    own = model.layer_attention(layer)
+    scaling = own.rope_scaling
+    return Reach(
+        rope_frequencies(model.head_dim, own),
+        1.0 if scaling is None else scaling.attention_factor,
+        own.window or None,
+    )
+
+
+def _reaches(model: ModelSpec) -> tuple[Reach, Reach]:
+    """(what is the same in all layers, what is not, stacked on L); None in the other.
+
+    Only what differs is scanned: a model of equal layers compiles no window and no
+    amplitude that it does not have.
+    """
+    of_layers = [reach(model, i) for i in range(model.num_layers)]
+    same, stacked = [], []
+    for values in zip(*of_layers, strict=True):
+        differs = any(not np.array_equal(values[0], value) for value in values)
+        same.append(None if differs else values[0])
+        # A window that no row is long enough to notice stands for none.
+        filled = [2**30 if value is None else value for value in values]
+        stacked.append(jnp.asarray(np.stack(filled)) if differs else None)
+    return Reach(*same), Reach(*stacked)
+
+
+def rms_norm(
+    x: jax.Array, scale: jax.Array, model: ModelSpec, *, num_axes: int = 1
+) -> jax.Array:
+    """x over its root mean square on the last axes, in float32, times the scale."""
+    axes = tuple(range(-num_axes, 0))
     x32 = x.astype(jnp.float32)
-    x32 *= jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (x32 * scale_D.astype(jnp.float32)).astype(x.dtype)
+    x32 *= jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axes, keepdims=True) + model.norm_eps)
+    scale = scale.astype(jnp.float32) + model.norm_offset
+    return (x32 * scale).astype(x.dtype)
 
 
-def rope_frequencies(model: ModelSpec) -> jax.Array:
+def rope_frequencies(head_dim: int, attention: Attention) -> np.ndarray:
     """Radians a position for each pair of channels, float32 [C / 2].
 
-    Source: RoFormer (arXiv:2104.09864) section 3.4.2; the piecewise stretch of long
-    wavelengths is Llama 3.1's.
+    Source: RoFormer (arXiv:2104.09864) section 3.4.2; the stretches of long wavelengths
+    are those of `RopeScaling`.
     """
-    C = model.head_dim
-    frequency = model.rope_theta ** (-jnp.arange(0, C, 2, dtype=jnp.float32) / C)
-    s = model.rope_scaling
+    theta, s = np.float32(attention.rope_theta), attention.rope_scaling
+    part = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    if not theta:
+        return np.zeros_like(part)
+    frequency = 1 / theta**part
     if s is None:
         return frequency
-    turns = s.original_max_positions * frequency / (2 * jnp.pi)
-    span = s.high_freq_factor - s.low_freq_factor
-    keep = jnp.clip((turns - s.low_freq_factor) / span, 0.0, 1.0)
-    return frequency * (keep + (1.0 - keep) / s.factor)
+    if s.kind == "linear":
+        return frequency / np.float32(s.factor)
+    if s.kind == "llama3":
+        turns = s.original_max_positions * frequency / (2 * np.pi)
+        span = s.high_freq_factor - s.low_freq_factor
+        keep = (turns - s.low_freq_factor) / span
+    else:  # yarn
+
+        def channel(turns: float) -> float:
+            """The pair, as a number with a fraction, that turns so often in all."""
+            wavelengths = s.original_max_positions / (turns * 2 * math.pi)
+            return head_dim * math.log(wavelengths) / (2 * math.log(theta))
+
+        low, high = channel(s.beta_fast), channel(s.beta_slow)
+        if s.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        high += 0.001 * (low == high)
+        keep = 1 - (np.arange(head_dim // 2) - low) / (high - low)
+    keep = np.clip(keep, 0.0, 1.0).astype(np.float32)
+    return frequency * (keep + (1 - keep) / np.float32(s.factor))
 
 
-def rotate(x: jax.Array, position: jax.Array, frequency: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, position: jax.Array, reach: Reach) -> jax.Array:
     """Rotary embedding, halves layout of Hugging Face.
 
     Args:
         x: [..., heads, C]; position: the leading axes of x, int32.
     """
-    angle = position[..., None, None].astype(jnp.float32) * frequency
+    if isinstance(reach.frequency, np.ndarray) and not reach.frequency.any():
+        return x
+    angle = position[..., None, None].astype(jnp.float32) * reach.frequency
     cos, sin = jnp.cos(angle), jnp.sin(angle)
+    if isinstance(reach.amplitude, jax.Array) or reach.amplitude != 1.0:
+        cos, sin = cos * reach.amplitude, sin * reach.amplitude
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
@@ -108,46 +181,89 @@ def embed(params: Params, token: jax.Array, model: ModelSpec) -> jax.Array:
         x = table_VD[jnp.where(inside, local, 0)]
         return jax.lax.psum(jnp.where(inside[..., None], x, 0), TENSOR_AXIS)
 
-    return jax.shard_map(
+    x = jax.shard_map(
         lookup,
         in_specs=(spec("vocab", "width"), spec("batch", *rest)),
         out_specs=spec("batch", *rest, "width"),
     )(table_VD, token)
+    if model.embed_scale == 1.0:
+        return x
+    # Rounded to the dtype first, as Gemma's own code does.
+    return x * jnp.asarray(model.embed_scale, x.dtype)
 
 
-def _qkv(layer: Layers, x, position, frequency, model: ModelSpec):
+def _qkv(layer: Layers, x, position, reach: Reach, model: ModelSpec):
     """Rotated queries and keys, and values, of [batch, ..., D] inputs."""
-    h = rms_norm(x, layer.attn_norm_LD, model.norm_eps)
+    h = rms_norm(x, layer.attn_norm_LD, model) if model.pre_norm else x
     q = jnp.einsum("...D,DHC->...HC", h, layer.w_q_LDHC)
     k = jnp.einsum("...D,DKC->...KC", h, layer.w_k_LDKC)
     v = jnp.einsum("...D,DKC->...KC", h, layer.w_v_LDKC)
-    return rotate(q, position, frequency), rotate(k, position, frequency), v
+    if model.qkv_bias:
+        q, k, v = q + layer.b_q_LHC, k + layer.b_k_LKC, v + layer.b_v_LKC
+    if model.qk_norm == "head":
+        q = rms_norm(q, layer.q_norm_LC, model)
+        k = rms_norm(k, layer.k_norm_LC, model)
+    elif model.qk_norm == "whole":
+        q = rms_norm(q, layer.q_norm_LHC, model, num_axes=2)
+        k = rms_norm(k, layer.k_norm_LKC, model, num_axes=2)
+    return rotate(q, position, reach), rotate(k, position, reach), v
 
 
 def _close(layer: Layers, x, attended, model: ModelSpec):
     """Output projection and feed-forward block, both added to x [batch, ..., D]."""
     out = spec("batch", *("time",) * (x.ndim - 2), "width")
-    x += jnp.einsum("...HC,HCD->...D", attended, layer.w_o_LHCD, out_sharding=out)
-    h = rms_norm(x, layer.mlp_norm_LD, model.norm_eps)
+    h = jnp.einsum("...HC,HCD->...D", attended, layer.w_o_LHCD, out_sharding=out)
+    x += rms_norm(h, layer.attn_post_norm_LD, model) if model.post_norm else h
+    h = rms_norm(x, layer.mlp_norm_LD, model) if model.pre_norm else x
     gate = jnp.einsum("...D,DF->...F", h, layer.w_gate_LDF)
     up = jnp.einsum("...D,DF->...F", h, layer.w_up_LDF)
-    h = checkpoint_name(jax.nn.silu(gate) * up, "mlp_hidden")
-    return x + jnp.einsum("...F,FD->...D", h, layer.w_down_LFD, out_sharding=out)
+    h = checkpoint_name(_ACTIVATIONS[model.activation](gate) * up, "mlp_hidden")
+    h = jnp.einsum("...F,FD->...D", h, layer.w_down_LFD, out_sharding=out)
+    return x + (rms_norm(h, layer.mlp_post_norm_LD, model) if model.post_norm else h)
 
 
-def _packed_layer(model, frequency, position_BT, segment_BT, x_BTD, layer):
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def _packed_layer(model, reach, position_BT, segment_BT, x_BTD, layer):
     """One layer over packed rows; also the keys and values, for a prefill."""
     layer = gather_layer(layer, model)
-    q_BTHC, k_BTKC, v_BTKC = _qkv(layer, x_BTD, position_BT, frequency, model)
+    q_BTHC, k_BTKC, v_BTKC = _qkv(layer, x_BTD, position_BT, reach, model)
     heads = spec("batch", "time", "heads", "head_dim")
+    attend = functools.partial(packed_attention, **_score_options(model))
     attended_BTHC = jax.shard_map(
         # Recomputed in the backward pass: [T, T] scores of every layer would take
         # most of the memory, and cost little to make again.
-        jax.checkpoint(packed_attention),
-        in_specs=(heads, heads, heads, spec("batch", "time")),
+        jax.checkpoint(attend),
+        in_specs=(heads, heads, heads, spec("batch", "time"), spec()),
         out_specs=heads,
-    )(q_BTHC, k_BTKC, v_BTKC, segment_BT)
+    )(q_BTHC, k_BTKC, v_BTKC, segment_BT, reach.window)
     return _close(layer, x_BTD, attended_BTHC, model), (k_BTKC, v_BTKC)
+
+
+def _score_options(model: ModelSpec) -> dict[str, float]:
+    scale = model.query_scale or model.head_dim**-0.5
+    return {"scale": scale, "softcap": model.attn_softcap}
+
+
+def _through_layers(params, model, position_BT, segment_BT, x_BTD, keep):
+    """All layers over packed rows; `keep(k, v)` of each layer, stacked on L."""
+    same, differing = _reaches(model)
+
+    def body(x_BTD, scanned):
+        layer, own = scanned
+        merged = (s if o is None else o for s, o in zip(same, own, strict=True))
+        x_BTD, (k, v) = _packed_layer(
+            model, Reach(*merged), position_BT, segment_BT, x_BTD, layer
+        )
+        return x_BTD, keep(k, v)
+
+    if model.remat == "layer":
+        body = jax.checkpoint(body, prevent_cse=False)
+    return jax.lax.scan(body, x_BTD, (params.layers, differing))
 
 
 def hidden_states(
@@ -164,19 +280,11 @@ def hidden_states(
         position_BT: int32 position of each token in its own sample.
         segment_BT: int32, equal within a sample; 0 is padding.
     """
-    frequency = rope_frequencies(model)
     x_BTD = embed(params, token_BT, model)
-
-    def body(x_BTD, layer):
-        x_BTD, _ = _packed_layer(
-            model, frequency, position_BT, segment_BT, x_BTD, layer
-        )
-        return x_BTD, None
-
-    if model.remat == "layer":
-        body = jax.checkpoint(body, prevent_cse=False)
-    x_BTD, _ = jax.lax.scan(body, x_BTD, params.layers)
-    return rms_norm(x_BTD, params.norm_D, model.norm_eps)
+    x_BTD, _ = _through_layers(
+        params, model, position_BT, segment_BT, x_BTD, lambda k, v: None
+    )
+    return rms_norm(x_BTD, params.norm_D, model)
 
 
 def target_logprobs(
@@ -198,6 +306,7 @@ def target_logprobs(
             head_VD,
             target_BT.reshape(B * T),
             temperature=temperature,
+            softcap=model.final_softcap,
             vocab_axis=TENSOR_AXIS,
             varying=(*BATCH_AXES, TENSOR_AXIS),
         )
@@ -224,16 +333,15 @@ def prefill(
         jnp.arange(T), token_PT.shape, out_sharding=spec("batch", "time")
     )
     segment_PT = (position_PT < length_P[:, None]).astype(jnp.int32)
-    frequency = rope_frequencies(model)
-
-    def body(x_PTD, layer):
-        x_PTD, (k, v) = _packed_layer(
-            model, frequency, position_PT, segment_PT, x_PTD, layer
-        )
-        return x_PTD, (k.swapaxes(1, 2), v.swapaxes(1, 2))
-
     x_PTD = embed(params, token_PT, model)
-    _, (k_LPKTC, v_LPKTC) = jax.lax.scan(body, x_PTD, params.layers)
+    _, (k_LPKTC, v_LPKTC) = _through_layers(
+        params,
+        model,
+        position_PT,
+        segment_PT,
+        x_PTD,
+        lambda k, v: (k.swapaxes(1, 2), v.swapaxes(1, 2)),
+    )
     layers = range(model.num_layers)
     return [k_LPKTC[i] for i in layers], [v_LPKTC[i] for i in layers]
 
@@ -266,18 +374,21 @@ def decode_step(
     Returns:
         (logits_WV, divided over the vocabulary's axis; the next cache)
     """
-    frequency = rope_frequencies(model)
     x_WD = embed(params, token_W, model)
     new_k, new_v = [], []
-    for layer, k_WKSC, v_WKSC in zip(layers, cache.k, cache.v, strict=True):
-        q_WHC, k_WKC, v_WKC = _qkv(layer, x_WD, position_W, frequency, model)
+    for i, layer in enumerate(layers):
+        own = reach(model, i)
+        q_WHC, k_WKC, v_WKC = _qkv(layer, x_WD, position_W, own, model)
+        attend = functools.partial(
+            cache_attention, window=own.window, **_score_options(model)
+        )
         attended_WHC, k_WKSC, v_WKSC = _attend_to_cache(
-            q_WHC, k_WKC, v_WKC, k_WKSC, v_WKSC, position_W
+            attend, q_WHC, k_WKC, v_WKC, cache.k[i], cache.v[i], position_W
         )
         new_k.append(k_WKSC)
         new_v.append(v_WKSC)
         x_WD = _close(layer, x_WD, attended_WHC, model)
-    h_WD = rms_norm(x_WD, params.norm_D, model.norm_eps).astype(model.head_dtype)
+    h_WD = rms_norm(x_WD, params.norm_D, model).astype(model.head_dtype)
     logits_WV = jnp.einsum(
         "WD,VD->WV",
         h_WD,
@@ -285,17 +396,19 @@ def decode_step(
         preferred_element_type=jnp.float32,
         precision="highest" if model.float32_head else None,
     )
+    if model.final_softcap:
+        logits_WV = model.final_softcap * jnp.tanh(logits_WV / model.final_softcap)
     return logits_WV, Cache(tuple(new_k), tuple(new_v))
 
 
-def _attend_to_cache(q_WHC, k_WKC, v_WKC, k_WKSC, v_WKSC, position_W):
+def _attend_to_cache(attend, q_WHC, k_WKC, v_WKC, k_WKSC, v_WKSC, position_W):
     """Writes the new keys and values, then attends; local to each shard."""
 
     def local(q_WHC, k_WKC, v_WKC, k_WKSC, v_WKSC, position_W):
         rows_W = jnp.arange(q_WHC.shape[0])
         k_WKSC = k_WKSC.at[rows_W, :, position_W].set(k_WKC)
         v_WKSC = v_WKSC.at[rows_W, :, position_W].set(v_WKC)
-        return cache_attention(q_WHC, k_WKSC, v_WKSC, position_W), k_WKSC, v_WKSC
+        return attend(q_WHC, k_WKSC, v_WKSC, position_W), k_WKSC, v_WKSC
 
     new, old = spec("batch", "heads", "head_dim"), cache_spec()
     return jax.shard_map(

@@ -1,56 +1,42 @@
-"""Weights of Hugging Face Llama folders: safetensors to our tree, and back.
+"""Weights of Hugging Face folders: safetensors to our tree.
+
+What each family's tensors are called is in families.py.
 
 Legend: the letters of params.py. A stored matrix has its outputs first, and heads and
 channels as one axis: "HC D" is [H * C, D].
 """
 
-import contextlib
 import dataclasses
-import functools
-import json
 import math
 import os
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from safetensors.numpy import save_file
 
 from rl_jax.errors import ConfigError
-from rl_jax.mesh import is_lead
-from rl_jax.models.huggingface_config import CONFIG, config_from_spec, spec_from_config
+from rl_jax.models.families import EMBED, FAMILIES, HEAD, NORM
+from rl_jax.models.huggingface_config import CONFIG, spec_from_config
 from rl_jax.models.params import Layers, Leaf, Params, abstract_params, layout
 from rl_jax.models.spec import ModelSpec
-from rl_jax.models.weight_files import SINGLE, Stored, model_folder, open_tensors
+from rl_jax.models.weight_files import Stored, model_folder, open_tensors
 
-__all__ = ["load_params", "save_params", "spec_from_config"]
+__all__ = ["Weight", "load_params", "spec_from_config", "weights"]
 
 _DTYPES = ("F32", "BF16", "F16")
-
-# Field of `Layers` -> (name inside model.layers.{i}, axes as stored).
-_LAYER_NAMES = {
-    "attn_norm_LD": ("input_layernorm", "D"),
-    "w_q_LDHC": ("self_attn.q_proj", "HC D"),
-    "w_k_LDKC": ("self_attn.k_proj", "KC D"),
-    "w_v_LDKC": ("self_attn.v_proj", "KC D"),
-    "w_o_LHCD": ("self_attn.o_proj", "D HC"),
-    "mlp_norm_LD": ("post_attention_layernorm", "D"),
-    "w_gate_LDF": ("mlp.gate_proj", "F D"),
-    "w_up_LDF": ("mlp.up_proj", "F D"),
-    "w_down_LFD": ("mlp.down_proj", "D F"),
-}
-_EMBED = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 # Computed from config.json; checkpoints of transformers before 4.32 hold them.
 _ROTARY_BUFFER = "rotary_emb.inv_freq"
+# What the host holds of a leaf at once, or one layer of it if that is more.
+_CHUNK_BYTES = 2**27
+
+Bounds = tuple[tuple[int, int], ...]  # (first, end) of each axis of a leaf
 
 
 @dataclasses.dataclass(frozen=True)
-class _Weight:
+class Weight:
     """How one leaf of our tree lies in the files.
 
     Attributes:
@@ -77,26 +63,29 @@ class _Weight:
         return self.stored.replace(" ", "")
 
 
-def _weight(field: str, leaf: Leaf, names: list[str], stored: str) -> _Weight:
+def _weight(field: str, leaf: Leaf, names: list[str], stored: str) -> Weight:
     axes = field.rpartition("_")[2]
     sizes = dict(zip(axes, leaf.shape, strict=True))
     is_stacked = axes.startswith("L")
-    return _Weight(tuple(names), is_stacked, axes.removeprefix("L"), stored, sizes)
+    return Weight(tuple(names), is_stacked, axes.removeprefix("L"), stored, sizes)
 
 
-def _weights(model: ModelSpec) -> Params:
-    """The parameter tree with a `_Weight` in place of each leaf."""
-    tree = layout(model)
-    layers = {}
-    for field, (name, stored) in _LAYER_NAMES.items():
-        names = [f"model.layers.{i}.{name}.weight" for i in range(model.num_layers)]
-        layers[field] = _weight(field, getattr(tree.layers, field), names, stored)
+def weights(model: ModelSpec) -> Params:
+    """The parameter tree with a `Weight` in place of each leaf."""
+    tree, tensors = layout(model), FAMILIES[model.family].tensors
+    layers: dict[str, Any] = {}
+    for field in dataclasses.fields(Layers):
+        leaf = getattr(tree.layers, field.name)
+        if leaf is not None:
+            name, stored = tensors[field.name]
+            names = [f"model.layers.{i}.{name}" for i in range(model.num_layers)]
+            layers[field.name] = _weight(field.name, leaf, names, stored)
     head = tree.head_VD
     return Params(
-        embed_VD=_weight("embed_VD", tree.embed_VD, [_EMBED], "V D"),
+        embed_VD=_weight("embed_VD", tree.embed_VD, [EMBED], "V D"),
         layers=Layers(**layers),
-        norm_D=_weight("norm_D", tree.norm_D, ["model.norm.weight"], "D"),
-        head_VD=None if head is None else _weight("head_VD", head, [_HEAD], "V D"),
+        norm_D=_weight("norm_D", tree.norm_D, [NORM], "D"),
+        head_VD=None if head is None else _weight("head_VD", head, [HEAD], "V D"),
     )
 
 
@@ -104,9 +93,10 @@ def load_params(folder: str | os.PathLike, model: ModelSpec, mesh: Mesh) -> Para
     """Weights of a Hugging Face folder, cast to param_dtype and laid out on `mesh`.
 
     Reads model.safetensors, else the files of model.safetensors.index.json. Each
-    process reads the parts that its devices hold, one leaf of the tree at a time, so
-    its memory peaks at its share of the largest stacked leaf (pages of mapped files
-    aside). Every name, dtype and shape is checked before the first weight is read.
+    process reads the parts that its devices hold, a chunk at a time, which goes to its
+    devices before the next is read. Beside the arrays themselves (which on a CPU are
+    in the host's memory) it holds a chunk and one stored tensor. Every name, dtype and
+    shape is checked before the first weight is read.
 
     A tied model may store lm_head.weight if it equals the embedding; if it differs,
     the config and the weights disagree, and neither is chosen.
@@ -116,31 +106,72 @@ def load_params(folder: str | os.PathLike, model: ModelSpec, mesh: Mesh) -> Para
             surplus, of another shape than config.json says, or not F32, BF16 or F16.
     """
     folder = model_folder(folder)
-    weights, shapes = _weights(model), abstract_params(model, mesh)
-    with contextlib.ExitStack() as stack:
-        tensors = open_tensors(folder, stack)
-        _check(weights, tensors, model)
+    tree, shapes = weights(model), abstract_params(model, mesh)
+    tensors = open_tensors(folder)
+    _check(tree, tensors, model)
+    return jax.tree.map(
+        lambda weight, shape: _load(weight, shape, tensors), tree, shapes
+    )
 
-        def load(weight: _Weight, shape: jax.ShapeDtypeStruct) -> jax.Array:
-            # Kept by bounds, not read again for each device with the same part.
-            part = functools.cache(
-                lambda bounds: _read(weight, bounds, tensors, np.dtype(shape.dtype))
-            )
 
-            def at(index):
-                pairs = zip(index, shape.shape, strict=True)
-                return part(tuple(s.indices(size)[:2] for s, size in pairs))
+def _load(
+    weight: Weight, shape: jax.ShapeDtypeStruct, tensors: Mapping[str, Stored]
+) -> jax.Array:
+    """One leaf, part by part; a part that several devices hold is read once."""
+    where = shape.sharding.addressable_devices_indices_map(shape.shape)
+    parts: dict[Bounds, list[Any]] = {}
+    for device, index in where.items():
+        assert index is not None
+        pairs = zip(index, shape.shape, strict=True)
+        bounds = tuple(s.indices(size)[:2] for s, size in pairs)
+        parts.setdefault(bounds, []).append(device)
+    on: dict[Any, jax.Array] = {}
+    for bounds, devices in parts.items():
+        size = [end - first for first, end in bounds]
+        for row, chunk in _chunks(weight, bounds, tensors, np.dtype(shape.dtype)):
+            for device in devices:
+                new = jax.device_put(chunk, device)
+                if len(chunk) < size[0]:
+                    if row == 0:
+                        on[device] = jnp.zeros(size, shape.dtype, device=device)
+                    new = _filled(on[device], new, row)
+                # Else chunks would wait on the host for their transfer.
+                on[device] = jax.block_until_ready(new)
+            del chunk, new  # before the next is read
+    arrays = [on[device] for device in where]
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, arrays)
 
-            array = jax.make_array_from_callback(shape.shape, shape.sharding, at)
-            # Else the host copies of several leaves may wait for their transfer.
-            return jax.block_until_ready(array)
 
-        return jax.tree.map(load, weights, shapes)
+def _filled(whole: jax.Array, chunk: jax.Array, first: int) -> jax.Array:
+    """`whole`, of one device, with the chunk in its rows from `first` on."""
+    # A mesh that the caller has set would not fit the one device.
+    with jax.set_mesh(jax.make_mesh((1,), ("device",), devices=[*whole.devices()])):
+        return _fill(whole, chunk, first)
+
+
+_fill = jax.jit(
+    lambda whole, chunk, first: jax.lax.dynamic_update_slice_in_dim(
+        whole, chunk, first, 0
+    ),
+    donate_argnums=0,
+)
+
+
+def _chunks(
+    weight: Weight, bounds: Bounds, tensors: Mapping[str, Stored], dtype: np.dtype
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows) of one part, in chunks along its first axis."""
+    (first, end), *rest = bounds
+    row_bytes = math.prod(b - a for a, b in rest) * dtype.itemsize
+    step = max(1, _CHUNK_BYTES // row_bytes)
+    for at in range(first, end, step):
+        rows = (at, min(at + step, end))
+        yield at - first, _read(weight, (rows, *rest), tensors, dtype)
 
 
 def _read(
-    weight: _Weight,
-    bounds: tuple[tuple[int, int], ...],
+    weight: Weight,
+    bounds: Bounds,
     tensors: Mapping[str, Stored],
     dtype: np.dtype,
 ) -> np.ndarray:
@@ -165,11 +196,11 @@ def _read(
     return out
 
 
-def _check(weights: Params, tensors: dict[str, Stored], model: ModelSpec) -> None:
+def _check(tree: Params, tensors: dict[str, Stored], model: ModelSpec) -> None:
     """Raises ConfigError unless the files hold exactly the tensors of the model."""
     paths = sorted({str(stored.path) for stored in tensors.values()})
     rest = {name for name in tensors if not name.endswith(_ROTARY_BUFFER)}
-    for weight in jax.tree.leaves(weights):
+    for weight in jax.tree.leaves(tree):
         for name in weight.names:
             if name not in tensors:
                 tied = '\nIf the head is tied, write "tie_word_embeddings": true there.'
@@ -177,7 +208,7 @@ def _check(weights: Params, tensors: dict[str, Stored], model: ModelSpec) -> Non
                     f"{name} is missing from {', '.join(paths[:2])}"
                     f"{f' and {len(paths) - 2} more' if paths[2:] else ''}; {CONFIG} "
                     f"asks for it, with shape {weight.stored_shape}."
-                    f"{tied if name == _HEAD else ''}"
+                    f"{tied if name == HEAD else ''}"
                 )
             stored = tensors[name]
             if stored.shape != weight.stored_shape or stored.dtype not in _DTYPES:
@@ -187,16 +218,16 @@ def _check(weights: Params, tensors: dict[str, Stored], model: ModelSpec) -> Non
                     f"of {', '.join(_DTYPES)}."
                 )
             rest.discard(name)
-    if model.tie_embeddings and _HEAD in rest:
-        _check_tied(tensors[_HEAD], tensors[_EMBED])
-        rest.discard(_HEAD)
+    if model.tie_embeddings and HEAD in rest:
+        _check_tied(tensors[HEAD], tensors[EMBED])
+        rest.discard(HEAD)
     if rest:
         name = min(rest)
         more = f" and {len(rest) - 1} other tensors" if rest - {name} else ""
         raise ConfigError(
             f"{tensors[name].path} holds {name} {tensors[name].shape}{more}, which the "
             f"model of {CONFIG} does not have.\n"
-            "Check that both are of the same checkpoint, and that it is a plain Llama."
+            f"Check that both are of the same checkpoint, a plain {model.family}."
         )
 
 
@@ -209,55 +240,11 @@ def _check_tied(head: Stored, embed: Stored) -> None:
 
     if head.shape == embed.shape and all(
         np.array_equal(a, b)
-        for a, b in zip(blocks(head, _HEAD), blocks(embed, _EMBED), strict=True)
+        for a, b in zip(blocks(head, HEAD), blocks(embed, EMBED), strict=True)
     ):
         return
     raise ConfigError(
-        f"{head.path} holds {_HEAD} {head.shape}, which differs from {_EMBED} "
+        f"{head.path} holds {HEAD} {head.shape}, which differs from {EMBED} "
         f'{embed.shape}, but {CONFIG} has "tie_word_embeddings": true.\n'
         'Write "tie_word_embeddings": false there to train with that head.'
     )
-
-
-def save_params(
-    params: Params,
-    model: ModelSpec,
-    folder: str | os.PathLike,
-    *,
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes model.safetensors, in param_dtype, and config.json for transformers.
-
-    The whole model is held in host memory once. With several processes all must call
-    this; the lead one writes.
-
-    Args:
-        folder: made if need be; the two files in it are replaced.
-        extra: more keys for config.json, such as eos_token_id and
-            max_position_embeddings, which `ModelSpec` does not know.
-    """
-    tensors = {}
-    for weight, leaf in zip(
-        jax.tree.leaves(_weights(model)), jax.tree.leaves(params), strict=True
-    ):
-        value = np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
-        order = [weight.ours.index(c) for c in weight.letters]
-        rows = value if weight.is_stacked else value[None]
-        for name, row in zip(weight.names, rows, strict=True):
-            # A copy in C order: safetensors 0.8 writes the bytes under a transposed
-            # view as they lie, under the view's shape.
-            tensors[name] = np.ascontiguousarray(
-                row.transpose(order).reshape(weight.stored_shape)
-            )
-    if not is_lead():
-        return
-    folder = pathlib.Path(folder).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {**config_from_spec(model), **(extra or {})}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    unfinished = folder / f"{SINGLE}.unfinished"
-    # Some versions of transformers refuse a file whose metadata names no format.
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    # safetensors 0.8 makes files for their owner only, whatever the umask.
-    unfinished.chmod((folder / CONFIG).stat().st_mode)
-    unfinished.replace(folder / SINGLE)

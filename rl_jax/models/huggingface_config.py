@@ -1,34 +1,35 @@
-"""config.json of a Hugging Face Llama, to a `ModelSpec` and back.
+"""config.json of a Hugging Face folder, to a `ModelSpec` and back.
 
 What the decoder cannot do is refused by the name of the key.
 """
 
+import dataclasses
 import functools
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rl_jax.errors import ConfigError
-from rl_jax.models.spec import ModelSpec, RopeScaling
+from rl_jax.models.families import FAMILIES, FULL, REQUIRED, SLIDING, Family, rotates
+from rl_jax.models.huggingface_rope import Fault, Rope, positive, read_rope, write_rope
+from rl_jax.models.spec import Attention, ModelSpec
 from rl_jax.models.weight_files import model_folder, read_json
 
 CONFIG = "config.json"
 
-# Keys of config.json that change the model -> the one value that is supported, which
-# is also the meaning of an absent key. None: the key must be absent or null.
-_SUPPORTED = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
+# Keys that change the model in some family or version -> the one value that is
+# supported, which is also the meaning of an absent key. None: absent or null. A family
+# that reads one of them follows it instead.
+_ONLY = {
     "attention_dropout": 0.0,
     "partial_rotary_factor": 1.0,
     "rope_interleaved": False,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
+    "use_mrope": False,
     "use_sliding_window": False,
     "sliding_window": None,
     "layer_types": None,
@@ -37,26 +38,24 @@ _SUPPORTED = {
     "original_max_position_embeddings": None,
     "auto_map": None,
 }
-_READ = set(
-    "model_type num_hidden_layers hidden_size num_attention_heads num_key_value_heads "
-    "head_dim intermediate_size vocab_size rope_theta rope_scaling rope_parameters "
-    "rms_norm_eps tie_word_embeddings".split()
-)
 # Keys that say nothing of the function from tokens to logits.
 _INERT = set(
-    "bos_token_id eos_token_id pad_token_id torch_dtype dtype transformers_version "
-    "use_cache initializer_range pretraining_tp max_position_embeddings "
-    "is_llama_config transformers.js_config".split()
+    "model_type bos_token_id eos_token_id pad_token_id torch_dtype dtype "
+    "transformers_version use_cache cache_implementation initializer_range "
+    "pretraining_tp hidden_act max_window_layers is_llama_config "
+    "transformers.js_config".split()
 )
-_LLAMA3_KEYS = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-)
-
-# (key, value found, what is supported) -> the error to raise.
-Fault = Callable[[str, Any, Any], ConfigError]
+# Null has a meaning of its own here; elsewhere it is the same as absent.
+_NULL_COUNTS = {
+    "num_key_value_heads",
+    "sliding_window",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+}
+_FLAGS = {"tie_word_embeddings", "use_sliding_window"}
+_NUMBERS = {"rms_norm_eps", "query_pre_attn_scalar"}
+_SOFTCAPS = {"attn_logit_softcapping", "final_logit_softcapping"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # theirs -> ours
 
 
 def spec_from_config(
@@ -69,9 +68,10 @@ def spec_from_config(
 ) -> ModelSpec:
     """The `ModelSpec` of a Hugging Face folder, or of its parsed config.json.
 
-    An absent key has the value that transformers' LlamaConfig gives it, except that
-    sizes must be present; null is the same as absent. A key that neither we nor
-    LlamaConfig know is named in one warning, since transformers ignores it too.
+    An absent key has the value that transformers' config class gives it, except that
+    sizes must be present; null is the same as absent, unless it switches something
+    off. A key that neither we nor that class know is named in one warning, since
+    transformers ignores it too.
 
     Args:
         source: the folder, or the config as a dict.
@@ -80,21 +80,25 @@ def spec_from_config(
 
     Raises:
         ConfigError: if the file cannot be read, or asks for what the decoder does not
-            do: another model_type, biases, other rope types, quantised weights, ...
+            do: another model_type, output biases, other rope types, quantised weights.
     """
     if isinstance(source, Mapping):
         where, config = CONFIG, dict(source)
     else:
         where = str(model_folder(source) / CONFIG)
         config = read_json(where)
-    config = {key: value for key, value in config.items() if value is not None}
     fault = functools.partial(_unsupported, where)
-    _check_keys(config, fault)
-    tie = config.get("tie_word_embeddings", False)
-    if not isinstance(tie, bool):
-        raise fault("tie_word_embeddings", tie, "true or false")
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise fault("model_type", name, f"one of {', '.join(sorted(FAMILIES))}")
+    family = FAMILIES[name]
+    _check_keys(config, family, fault)
+    config = _whole(config, family, fault)
     num_heads, num_kv_heads, head_dim = _heads(config, fault)
-    rope_theta, rope_scaling = _rope(config, fault)
+    key = "hidden_act" if "hidden_act" in family.reads else "hidden_activation"
+    activation = config[key]
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise fault(key, activation, f"one of {', '.join(_ACTIVATIONS)}")
     return ModelSpec(
         num_layers=_size(config, "num_hidden_layers", fault),
         width=_size(config, "hidden_size", fault),
@@ -103,101 +107,139 @@ def spec_from_config(
         head_dim=head_dim,
         ffn_width=_size(config, "intermediate_size", fault),
         vocab_size=_size(config, "vocab_size", fault),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        norm_eps=_positive({"rms_norm_eps": 1e-6, **config}, "rms_norm_eps", fault),
-        tie_embeddings=tie,
+        family=name,
+        attention=_attention(config, family, fault),
+        activation=_ACTIVATIONS[activation],
+        norm_eps=config["rms_norm_eps"],
+        tie_embeddings=config["tie_word_embeddings"],
         dtype=dtype,
         param_dtype=param_dtype,
         float32_head=float32_head,
         remat=remat,
+        **family.fields(config),
     )
 
 
-def _check_keys(config: dict[str, Any], fault: Fault) -> None:
-    if config.get("model_type") != "llama":
-        raise fault("model_type", config.get("model_type"), "llama")
-    for key, supported in _SUPPORTED.items():
-        if key in config and config[key] != supported:
-            raise fault(key, config[key], supported)
+def _check_keys(config: Mapping[str, Any], family: Family, fault: Fault) -> None:
+    """Refuses what is not supported, and warns of what nobody reads."""
+    only = {"architectures": [family.architecture], **_ONLY, **family.only}
+    for key, supported in only.items():
+        found = config.get(key)
+        if key not in family.reads and found is not None and found != supported:
+            raise fault(key, found, supported)
     unknown = sorted(
         key
-        for key in config.keys() - _SUPPORTED.keys() - _READ - _INERT
-        if not key.startswith("_")
+        for key in config.keys() - only.keys() - family.reads.keys() - _INERT
+        if not key.startswith("_") and config[key] is not None
     )
     if unknown:
         logging.getLogger(__name__).warning(
-            "config.json has keys that no Llama model reads; they are ignored, as "
-            "transformers does: %s",
+            "config.json has keys that no %s reads; they are ignored, as transformers "
+            "does: %s",
+            family.architecture,
             ", ".join(unknown),
         )
 
 
-def _heads(config: dict[str, Any], fault: Fault) -> tuple[int, int, int]:
+def _whole(config: Mapping[str, Any], family: Family, fault: Fault) -> dict[str, Any]:
+    """The keys that the family reads, absent ones as it says, numbers checked."""
+    whole = {
+        key: None if absent is REQUIRED else absent
+        for key, absent in family.reads.items()
+    } | {
+        key: value
+        for key, value in config.items()
+        if key in family.reads and (value is not None or key in _NULL_COUNTS)
+    }
+    for key in _FLAGS & whole.keys():
+        if not isinstance(whole[key], bool):
+            raise fault(key, whole[key], "true or false")
+    for key in _NUMBERS & whole.keys():
+        whole[key] = positive(whole, key, fault)
+    for key in _SOFTCAPS & whole.keys():
+        if whole[key] is not None:
+            whole[key] = positive(whole, key, fault)
+    return whole
+
+
+def _heads(config: Mapping[str, Any], fault: Fault) -> tuple[int, int, int]:
     """(num_heads, num_kv_heads, head_dim)."""
     num_heads = _size(config, "num_attention_heads", fault)
-    config = {"num_key_value_heads": num_heads, **config}
-    num_kv_heads = _size(config, "num_key_value_heads", fault)
+    num_kv_heads = num_heads
+    if config["num_key_value_heads"] is not None:
+        num_kv_heads = _size(config, "num_key_value_heads", fault)
     if num_heads % num_kv_heads:
         raise fault("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
-    if "head_dim" not in config:
+    if config["head_dim"] is None:
         width = _size(config, "hidden_size", fault)
         if width % num_heads:
             raise fault("num_attention_heads", num_heads, f"a divisor of {width}")
-        config["head_dim"] = width // num_heads
+        config = {**config, "head_dim": width // num_heads}
     head_dim = _size(config, "head_dim", fault)
     if head_dim % 2:
         raise fault("head_dim", head_dim, "an even number")
     return num_heads, num_kv_heads, head_dim
 
 
-def _rope(config: dict[str, Any], fault: Fault) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from the keys of transformers 4 or of transformers 5."""
-    old, new = config.get("rope_scaling"), config.get("rope_parameters")
-    if old and new and old != new:
-        raise fault("rope_scaling", old, "what rope_parameters says")
-    name = "rope_scaling" if old else "rope_parameters"
-    rope = old or new or {}
-    if not isinstance(rope, dict):
-        raise fault(name, rope, "null or an object")
-    rope = {key: value for key, value in rope.items() if value is not None}
-    kind = rope.pop("rope_type", rope.get("type", "default"))
-    if rope.pop("type", kind) != kind or kind not in ("default", "llama3"):
-        raise fault(f"{name}.rope_type", kind, 'one of "default", "llama3"')
-    theta = rope.pop("rope_theta", config.get("rope_theta", 10_000.0))
-    if theta != config.get("rope_theta", theta):
-        raise fault(f"{name}.rope_theta", theta, f"rope_theta: {config['rope_theta']}")
-    theta = _positive({"rope_theta": theta}, "rope_theta", fault)
-    part = rope.pop("partial_rotary_factor", 1.0)
-    if part != 1.0:
-        raise fault(f"{name}.partial_rotary_factor", part, 1.0)
-    keys = _LLAMA3_KEYS if kind == "llama3" else ()
-    for key in sorted(rope.keys() - set(keys)):
-        raise fault(f"{name}.{key}", rope[key], None)
-    if kind == "default":
-        return theta, None
-    rope = {f"{name}.{key}": value for key, value in rope.items()}
-    factor, low, high, original = (
-        _positive(rope, f"{name}.{key}", fault) for key in keys
+def _attention(
+    config: dict[str, Any], family: Family, fault: Fault
+) -> tuple[Attention, ...]:
+    """`ModelSpec.attention`: the shortest pattern of layers."""
+    num_layers = _size(config, "num_hidden_layers", fault)
+    for key in ("no_rope_layer_interval", "sliding_window_pattern"):
+        if key in config:
+            _size(config, key, fault)
+    if "max_window_layers" in config:
+        _size(config, "max_window_layers", fault, least=0)
+    no_rope = config.get("no_rope_layers")
+    if no_rope is not None and not _is_list(no_rope, (0, 1), num_layers, more=True):
+        raise fault("no_rope_layers", no_rope, f"{num_layers} zeros and ones")
+    window = config.get("sliding_window")
+    if not config.get("use_sliding_window", True):
+        window = None
+    config = {**config, "sliding_window": window}
+    kinds = config.get("layer_types")
+    if kinds is None:
+        slides = (family.slides(config, i) for i in range(num_layers))
+        kinds = [SLIDING if yes else FULL for yes in slides]
+    elif not _is_list(kinds, (FULL, SLIDING), num_layers):
+        raise fault("layer_types", kinds, f'{num_layers} times "{FULL}" or "{SLIDING}"')
+    if SLIDING in kinds:
+        if window is None:
+            raise fault("layer_types", kinds, f'"{FULL}" only, without sliding_window')
+        window = _size(config, "sliding_window", fault)
+    rope = read_rope(config, family, fault)
+    layers = [
+        Attention(
+            (window or 0) if kind == SLIDING else 0,
+            *(rope[kind] if rotates(config, i) else (0.0, None)),
+        )
+        for i, kind in enumerate(kinds)
+    ]
+    return _shortest(layers)
+
+
+def _shortest(layers: list[Attention]) -> tuple[Attention, ...]:
+    """The shortest pattern that the layers, from the first on, repeat."""
+    period = next(
+        p
+        for p in range(1, len(layers) + 1)
+        if all(layer == layers[i % p] for i, layer in enumerate(layers))
     )
-    if low >= high:
-        raise fault(f"{name}.high_freq_factor", high, f"above low_freq_factor, {low}")
-    return theta, RopeScaling(factor, low, high, int(original))
+    return tuple(layers[:period])
 
 
-def _size(config: dict[str, Any], key: str, fault: Fault) -> int:
+def _is_list(value: Any, allowed: tuple, length: int, *, more: bool = False) -> bool:
+    if not isinstance(value, list) or any(x not in allowed for x in value):
+        return False
+    return len(value) == length or (more and len(value) > length)
+
+
+def _size(config: Mapping[str, Any], key: str, fault: Fault, *, least: int = 1) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise fault(key, value, "a whole number from 1")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise fault(key, value, f"a whole number from {least}")
     return value
-
-
-def _positive(config: dict[str, Any], key: str, fault: Fault) -> float:
-    value = config.get(key)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if 0 < value < math.inf:
-            return float(value)
-    raise fault(key, value, "a number above 0")
 
 
 def _unsupported(where: str, key: str, found: Any, supported: Any) -> ConfigError:
@@ -209,36 +251,86 @@ def _unsupported(where: str, key: str, found: Any, supported: Any) -> ConfigErro
     words = "no such key" if supported is None else words
     return ConfigError(
         f"{where} has {shown}.\nSupported: {words}.\n"
-        "The decoder is a dense Llama; use a checkpoint of that kind."
+        "The decoder does nothing else; use a checkpoint of that kind."
     )
 
 
 def config_from_spec(model: ModelSpec) -> dict[str, Any]:
-    """config.json of a model, with the rope keys that every transformers reads."""
-    scaling = model.rope_scaling
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.width,
-        "intermediate_size": model.ffn_width,
+    """config.json of a model, with the keys that every transformers reads.
+
+    Raises:
+        ConfigError: if config.json of the model's family cannot say what the spec
+            says, such as windows in a Llama.
+    """
+    family = FAMILIES[model.family]
+    layers = [model.layer_attention(i) for i in range(model.num_layers)]
+    kinds = [SLIDING if layer.window else FULL for layer in layers]
+    windows = [layer.window for layer in layers if layer.window]
+    window = windows[0] if windows else None
+    if window is None and "layer_types" in family.reads:
+        # No layer has it, as layer_types says; transformers wants one all the same.
+        window = family.reads["sliding_window"]
+    scale = model.query_scale or model.head_dim**-0.5
+    theirs = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+    keys = {
         "num_hidden_layers": model.num_layers,
+        "hidden_size": model.width,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        "intermediate_size": model.ffn_width,
+        "vocab_size": model.vocab_size,
+        "hidden_act": theirs[model.activation],
+        "hidden_activation": theirs[model.activation],
         "rms_norm_eps": model.norm_eps,
-        "rope_theta": model.rope_theta,
-        "rope_scaling": scaling
-        and {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        },
         "tie_word_embeddings": model.tie_embeddings,
+        "layer_types": kinds,
+        "sliding_window": window,
+        "use_sliding_window": bool(windows),
+        "max_window_layers": kinds.index(SLIDING) if windows else model.num_layers,
+        "sliding_window_pattern": len(model.attention),
+        "no_rope_layers": [int(layer.rope_theta > 0) for layer in layers],
+        "query_pre_attn_scalar": _whole_or_not(scale**-2),
+        "attn_logit_softcapping": model.attn_softcap or None,
+        "final_logit_softcapping": model.final_softcap or None,
+        **write_rope(_rope_of(layers, kinds, family), family),
+    }
+    config = {
+        "architectures": [family.architecture],
+        "model_type": model.family,
+        **{key: value for key, value in keys.items() if key in family.reads},
+        **family.only,
         "torch_dtype": model.param_dtype,
     }
+    choices = ("dtype", "param_dtype", "float32_head", "remat")
+    read = spec_from_config(config, **{name: getattr(model, name) for name in choices})
+    want = dataclasses.replace(model, attention=_shortest(layers))
+    for field in dataclasses.fields(model):
+        found, wanted = getattr(read, field.name), getattr(want, field.name)
+        if found != wanted:
+            raise ConfigError(
+                f"config.json of a {model.family} cannot say {field.name}={wanted}; it "
+                f"would be read as {found}.\nGive the model that, or another family."
+            )
+    return config
+
+
+def _rope_of(
+    layers: list[Attention], kinds: list[str], family: Family
+) -> dict[str, Rope]:
+    """The rope of the first rotated layer of each kind, the family's if none is."""
+    _, sliding_theta = family.sliding_theta or ("", family.rope_theta)
+    rope: dict[str, Rope] = {
+        FULL: (family.rope_theta, None),
+        SLIDING: (sliding_theta, None),
+    }
+    for layer, kind in reversed(list(zip(layers, kinds, strict=True))):
+        if layer.rope_theta:
+            own = (layer.rope_theta, layer.rope_scaling)
+            rope |= dict.fromkeys([kind] if family.sliding_theta else rope, own)
+    return rope
+
+
+def _whole_or_not(value: float) -> float:
+    """A number that was computed from a whole one, as that."""
+    return round(value) if math.isclose(value, round(value)) else value

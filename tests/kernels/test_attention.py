@@ -4,6 +4,8 @@ Legend: B rows, T/S positions, H = K * R query heads, K key/value heads, C chann
 W decode slots.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +15,11 @@ from rl_jax.kernels import attention  # pyright: ignore[reportMissingImports]
 
 H, K, C = 6, 2, 4
 
-packed_attention = jax.jit(attention.packed_attention)
-cache_attention = jax.jit(attention.cache_attention)
+packed_attention = jax.jit(functools.partial(attention.packed_attention, scale=C**-0.5))
+cache_attention = jax.jit(functools.partial(attention.cache_attention, scale=C**-0.5))
 
 
-def slow_attention(q_THC, k_SKC, v_SKC, sees):
+def slow_attention(q_THC, k_SKC, v_SKC, sees, scale=C**-0.5, softcap=0.0):
     """Softmax attention in float64; query t sees key s if `sees(t, s)`."""
     out_THC = np.zeros(q_THC.shape, np.float64)
     for t in range(len(q_THC)):
@@ -25,7 +27,10 @@ def slow_attention(q_THC, k_SKC, v_SKC, sees):
             k = h // (q_THC.shape[1] // k_SKC.shape[1])  # queries of a group adjoin
             keys = [s for s in range(len(k_SKC)) if sees(t, s)]
             score = np.array([np.dot(q_THC[t, h], k_SKC[s, k]) for s in keys])
-            weight = np.exp(score / np.sqrt(q_THC.shape[2]))
+            score *= scale
+            if softcap:
+                score = softcap * np.tanh(score / softcap)
+            weight = np.exp(score)
             weight /= weight.sum()
             for w, s in zip(weight, keys, strict=True):
                 out_THC[t, h] += w * v_SKC[s, k]
@@ -54,6 +59,29 @@ def test_packed_attention_matches_the_slow_version(num_kv):
             lambda t, s, segment=segment: s <= t and segment[s] == segment[t],
         )
         np.testing.assert_allclose(got_BTHC[b], want_THC, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, np.int32(3)])
+def test_windows_soft_caps_and_scales_match_the_slow_version(window):
+    q, k, v = random_qkv(1, 7, seed=5)
+    options = {"scale": 0.9, "softcap": 1.5}
+    packed = jax.jit(functools.partial(attention.packed_attention, **options))
+    segment = SEGMENTS[1]
+    got_THC = packed(q, k, v, segment[None], window)[0]
+    want_THC = slow_attention(
+        q[0].astype(np.float64),
+        k[0].astype(np.float64),
+        v[0].astype(np.float64),
+        lambda t, s: s <= t < s + window,
+        **options,
+    )
+    np.testing.assert_allclose(got_THC, want_THC, rtol=0, atol=1e-5)
+    # One new token against a cache that is longer than what is written.
+    at_W = np.array([0, 3, 6], np.int32)
+    rows = [np.repeat(np.swapaxes(x, 1, 2), 3, axis=0) for x in (k, v)]
+    cached = functools.partial(attention.cache_attention, window=int(window), **options)
+    got_WHC = jax.jit(cached)(q[0, at_W], *rows, at_W)
+    np.testing.assert_allclose(got_WHC, want_THC[at_W], rtol=0, atol=1e-5)
 
 
 def test_packed_equals_each_segment_alone():

@@ -24,44 +24,47 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(plain, "CHUNK", CHUNK)
 
 
-def slow_token_logprob(hidden_ND, head_VD, target_N, temperature):
+def slow_token_logprob(hidden_ND, head_VD, target_N, temperature, softcap):
     """(logp, entropy, and the derivatives of both by the logits), float64."""
     N, V = len(hidden_ND), len(head_VD)
     logp_N, entropy_N = np.zeros(N), np.zeros(N)
     d_logp_NV, d_entropy_NV = np.zeros((N, V)), np.zeros((N, V))
     for n in range(N):
-        z = [
-            float(np.dot(hidden_ND[n].astype(np.float64), head_VD[v])) / temperature
-            for v in range(V)
-        ]
+        x = [float(np.dot(hidden_ND[n].astype(np.float64), w)) for w in head_VD]
+        slope = [1.0] * V
+        if softcap:
+            slope = [1 - math.tanh(logit / softcap) ** 2 for logit in x]
+            x = [softcap * math.tanh(logit / softcap) for logit in x]
+        z = [logit / temperature for logit in x]
         lse = max(z) + math.log(sum(math.exp(x - max(z)) for x in z))
         p = [math.exp(x - lse) for x in z]
         logp_N[n] = z[target_N[n]] - lse
         entropy_N[n] = -sum(p[v] * (z[v] - lse) for v in range(V))
         for v in range(V):
             hit = float(v == target_N[n])
-            d_logp_NV[n, v] = (hit - p[v]) / temperature
-            d_entropy_NV[n, v] = -p[v] * (z[v] - lse + entropy_N[n]) / temperature
+            by_logit = slope[v] / temperature
+            d_logp_NV[n, v] = (hit - p[v]) * by_logit
+            d_entropy_NV[n, v] = -p[v] * (z[v] - lse + entropy_N[n]) * by_logit
     return logp_N, entropy_N, d_logp_NV, d_entropy_NV
 
 
-def slow_value_and_grads(inputs, temperature=1.0):
+def slow_value_and_grads(inputs, temperature=1.0, softcap=0.0):
     """Values, and gradients of sum(a * logp + b * entropy) by hidden and head."""
     hidden_ND, head_VD, target_N, a_N, b_N = inputs
     logp_N, entropy_N, d_logp_NV, d_entropy_NV = slow_token_logprob(
-        hidden_ND, head_VD, target_N, temperature
+        hidden_ND, head_VD, target_N, temperature, softcap
     )
     d_z_NV = a_N[:, None] * d_logp_NV + b_N[:, None] * d_entropy_NV
     return logp_N, entropy_N, d_z_NV @ head_VD, d_z_NV.T @ hidden_ND
 
 
-def value_and_grads(inputs, temperature=1.0, kernel=token_logprob):
+def value_and_grads(inputs, temperature=1.0, softcap=0.0, kernel=token_logprob):
     """As the slow one, from the kernel."""
     hidden_ND, head_VD, target_N, a_N, b_N = inputs
 
     def loss(hidden_ND, head_VD):
         logp_N, entropy_N = kernel(
-            hidden_ND, head_VD, target_N, temperature=temperature
+            hidden_ND, head_VD, target_N, temperature=temperature, softcap=softcap
         )
         return (a_N * logp_N + b_N * entropy_N).sum(), (logp_N, entropy_N)
 
@@ -82,21 +85,22 @@ def random_inputs(N, V, D=3, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("N", "V", "temperature"),
+    ("N", "V", "temperature", "softcap"),
     [
-        (4, CHUNK - 1, 1.0),
-        (4, CHUNK, 1.0),
-        (4, 3 * CHUNK, 0.7),
-        (4, 3 * CHUNK + 2, 0.7),
-        (1, 2 * CHUNK + 1, 1.0),
-        (7, 1, 1.0),
+        (4, CHUNK - 1, 1.0, 0.0),
+        (4, CHUNK, 1.0, 0.0),
+        (4, 3 * CHUNK, 0.7, 0.0),
+        (4, 3 * CHUNK + 2, 0.7, 1.3),
+        (1, 2 * CHUNK + 1, 1.0, 2.0),
+        (7, 1, 1.0, 0.0),
     ],
 )
 @pytest.mark.usefixtures("small_chunks")
-def test_values_and_gradients_match_the_slow_version(N, V, temperature):
+def test_values_and_gradients_match_the_slow_version(N, V, temperature, softcap):
     inputs = random_inputs(N, V)
-    got = value_and_grads(inputs, temperature)
-    for fast, slow in zip(got, slow_value_and_grads(inputs, temperature), strict=True):
+    got = value_and_grads(inputs, temperature, softcap)
+    want = slow_value_and_grads(inputs, temperature, softcap)
+    for fast, slow in zip(got, want, strict=True):
         assert fast.dtype == jnp.float32
         np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-5)
 
@@ -158,13 +162,14 @@ def test_sharded_over_rows_and_vocabulary_equals_unsharded():
     mesh = make_mesh(1, 2, 4)
     inputs = random_inputs(6, 24)
 
-    def sharded(hidden_ND, head_VD, target_N, temperature):
+    def sharded(hidden_ND, head_VD, target_N, temperature, softcap):
         def local(hidden_ND, head_VD, target_N):
             return token_logprob(
                 hidden_ND,
                 head_VD,
                 target_N,
                 temperature=temperature,
+                softcap=softcap,
                 vocab_axis="tensor",
                 varying=("fsdp", "tensor"),
             )
@@ -182,10 +187,10 @@ def test_sharded_over_rows_and_vocabulary_equals_unsharded():
             jax.device_put(x, jax.NamedSharding(mesh, p))
             for x, p in zip(inputs, put, strict=True)
         ]
-        got = value_and_grads(laid_out, 0.7, sharded)
+        got = value_and_grads(laid_out, 0.7, 1.5, sharded)
     assert got[2].sharding.spec == jax.P("fsdp", None)
     assert got[3].sharding.spec == jax.P("tensor", None)
-    for fast, slow in zip(got, value_and_grads(inputs, 0.7), strict=True):
+    for fast, slow in zip(got, value_and_grads(inputs, 0.7, 1.5), strict=True):
         np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-5)
 
 

@@ -12,15 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import make_mesh
-from rl_jax.models import decoder
-from rl_jax.models.huggingface import load_params, save_params, spec_from_config
-from rl_jax.models.params import abstract_params, map_layout
-from rl_jax.models.spec import ModelSpec
+from rl_jax.models import decoder, huggingface
+from rl_jax.models.huggingface import load_params, spec_from_config, weights
+from rl_jax.models.params import abstract_params
+from rl_jax.models.spec import Attention, ModelSpec
 
 FILES = pathlib.Path(__file__).parent / "files"
 MODELS = ("untied", "scaled", "wide_heads")
@@ -166,7 +165,7 @@ def test_target_logprobs_are_those_of_transformers():
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("scaled", {"rope_scaling": None}),
+        ("scaled", {"attention": (Attention(rope_theta=500_000.0),)}),
         ("untied", {"norm_eps": 1e-3}),
     ],
 )
@@ -204,7 +203,8 @@ def test_weights_are_cast_to_param_dtype(name):
         np.testing.assert_array_equal(np.asarray(b), want)
 
 
-def test_the_host_never_holds_more_than_the_largest_leaf(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mesh", [one_device, eight_devices])
+def test_the_host_holds_no_more_than_a_chunk_of_a_leaf(monkeypatch, mesh):
     held, peak = 0, 0
 
     class Counted(np.ndarray):
@@ -219,16 +219,20 @@ def test_the_host_never_holds_more_than_the_largest_leaf(tmp_path, monkeypatch):
         peak = max(peak, held)
         return out
 
+    model, mesh = model_of(FILES / "untied"), mesh()
+    want = load_params(FILES / "untied", model, mesh)
     monkeypatch.setattr("rl_jax.models.huggingface.np.empty", counting)
     # A copy to the devices, so that the CPU's arrays do not keep the host's alive.
-    make = jax.make_array_from_callback
-    monkeypatch.setattr(
-        "jax.make_array_from_callback",
-        lambda shape, sharding, at: make(shape, sharding, lambda i: np.array(at(i))),
-    )
-    model = model_of(FILES / "untied")
-    params = load_params(FILES / "untied", model, eight_devices())
-    assert peak == max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    put = jax.device_put
+    monkeypatch.setattr("jax.device_put", lambda x, device: put(np.array(x), device))
+    w_gate = want.layers.w_gate_LDF
+    layer_bytes = w_gate.addressable_shards[0].data[0].nbytes
+    # The embedding's part is more than this, and no multiple of it.
+    monkeypatch.setattr(huggingface, "_CHUNK_BYTES", layer_bytes)
+    with jax.set_mesh(mesh):
+        found = load_params(FILES / "untied", model, mesh)
+    assert peak == layer_bytes
+    jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
 def drop(name):
@@ -296,59 +300,65 @@ def test_rotary_buffers_and_an_equal_head_of_a_tied_model_are_passed_over(tmp_pa
     jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
-@pytest.mark.parametrize("mesh", [one_device, eight_devices])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_saved_weights_load_as_the_same(tmp_path, name, dtype, mesh):
-    model, mesh = model_of(FILES / name, param_dtype=dtype), mesh()
-    params = load_params(FILES / name, model, mesh)
-    save_params(params, model, tmp_path, extra={"eos_token_id": 2})
-    assert model_of(tmp_path, param_dtype=dtype) == model
-    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 2
-    assert {p.name for p in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-    found = load_params(tmp_path, model, mesh)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-
-
-def test_saved_tensors_are_the_ones_that_were_read(tmp_path):
-    model, mesh = model_of(FILES / "untied"), eight_devices()
-    save_params(load_params(FILES / "untied", model, mesh), model, tmp_path)
-    want = load_file(FILES / "untied" / "model.safetensors")
-    found = load_file(tmp_path / "model.safetensors")
-    assert found.keys() == want.keys()
-    for name in want:
-        np.testing.assert_array_equal(found[name], want[name], err_msg=name)
-    with safe_open(tmp_path / "model.safetensors", "np") as file:
-        assert file.metadata() == {"format": "pt"}
-
-
-def test_every_axis_of_every_weight_goes_where_it_came_from(tmp_path):
+def test_every_axis_of_every_weight_comes_from_where_it_belongs(tmp_path):
     # No two sizes alike, so that a transposed or merged axis cannot pass.
-    model = ModelSpec(
-        num_layers=3,
-        width=14,
-        num_heads=10,
-        num_kv_heads=5,
-        head_dim=4,
-        ffn_width=11,
-        vocab_size=17,
-        tie_embeddings=False,
+    L, D, H, K, C, F, V = 3, 14, 10, 5, 4, 11, 17
+    model = ModelSpec(L, D, H, K, C, F, V, tie_embeddings=False)
+    shapes = {"model.embed_tokens": (V, D), "lm_head": (V, D), "model.norm": (D,)}
+    for i in range(L):
+        shapes |= {
+            f"model.layers.{i}.self_attn.q_proj": (H * C, D),
+            f"model.layers.{i}.self_attn.k_proj": (K * C, D),
+            f"model.layers.{i}.self_attn.v_proj": (K * C, D),
+            f"model.layers.{i}.self_attn.o_proj": (D, H * C),
+            f"model.layers.{i}.mlp.gate_proj": (F, D),
+            f"model.layers.{i}.mlp.up_proj": (F, D),
+            f"model.layers.{i}.mlp.down_proj": (D, F),
+            f"model.layers.{i}.input_layernorm": (D,),
+            f"model.layers.{i}.post_attention_layernorm": (D,),
+        }
+    rng = np.random.default_rng(0)
+    stored = {
+        f"{name}.weight": rng.normal(size=shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    found = jax.tree.map(np.asarray, load_params(tmp_path, model, one_device()))
+    layers = found.layers
+    for i in range(L):
+        own = {
+            name.removeprefix(f"model.layers.{i}.").removesuffix(".weight"): value
+            for name, value in stored.items()
+        }
+        for d, h, c in np.ndindex(D, H, C):
+            q = own["self_attn.q_proj"][h * C + c, d]
+            o = own["self_attn.o_proj"][d, h * C + c]
+            assert (q, o) == (layers.w_q_LDHC[i, d, h, c], layers.w_o_LHCD[i, h, c, d])
+        for d, k, c in np.ndindex(D, K, C):
+            key, value = (own[f"self_attn.{x}_proj"][k * C + c, d] for x in "kv")
+            assert key == layers.w_k_LDKC[i, d, k, c]
+            assert value == layers.w_v_LDKC[i, d, k, c]
+        for name, leaf in (
+            ("mlp.gate_proj", layers.w_gate_LDF[i].T),
+            ("mlp.up_proj", layers.w_up_LDF[i].T),
+            ("mlp.down_proj", layers.w_down_LFD[i].T),
+            ("input_layernorm", layers.attn_norm_LD[i]),
+            ("post_attention_layernorm", layers.mlp_norm_LD[i]),
+        ):
+            np.testing.assert_array_equal(own[name], leaf)
+    np.testing.assert_array_equal(stored["model.embed_tokens.weight"], found.embed_VD)
+    np.testing.assert_array_equal(stored["lm_head.weight"], found.head_VD)
+    np.testing.assert_array_equal(stored["model.norm.weight"], found.norm_D)
+
+
+def test_weights_say_how_each_leaf_lies_in_the_files():
+    model = ModelSpec(3, 14, 10, 5, 4, 11, 17, tie_embeddings=False)
+    tree = weights(model)
+    w_o = tree.layers.w_o_LHCD
+    assert w_o.names == tuple(
+        f"model.layers.{i}.self_attn.o_proj.weight" for i in range(3)
     )
-    mesh, rng = one_device(), np.random.default_rng(0)
-    params = map_layout(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), model
-    )
-    save_params(params, model, tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    layers = jax.tree.map(np.asarray, params.layers)
-    for i in range(3):
-        pre = f"model.layers.{i}"
-        for d, h, c in np.ndindex(14, 10, 4):
-            q = stored[f"{pre}.self_attn.q_proj.weight"][h * 4 + c, d]
-            o = stored[f"{pre}.self_attn.o_proj.weight"][d, h * 4 + c]
-            assert q == layers.w_q_LDHC[i, d, h, c]
-            assert o == layers.w_o_LHCD[i, h, c, d]
-        down_DF = stored[f"{pre}.mlp.down_proj.weight"]
-        np.testing.assert_array_equal(down_DF.T, layers.w_down_LFD[i])
-    found = load_params(tmp_path, model, mesh)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    assert (w_o.is_stacked, w_o.ours, w_o.stored) == (True, "HCD", "D HC")
+    assert (w_o.letters, w_o.stored_shape) == ("DHC", [14, 40])
+    assert (tree.head_VD.names, tree.head_VD.is_stacked) == (("lm_head.weight",), False)
+    assert weights(dataclasses.replace(model, tie_embeddings=True)).head_VD is None

@@ -31,6 +31,10 @@ MODEL = ModelSpec(
     vocab_size=V,
 )
 UNTIED = dataclasses.replace(MODEL, tie_embeddings=False, param_dtype="bfloat16")
+# Every leaf that some family has.
+OPTIONS = {"qkv_bias": True, "qk_norm": "whole", "post_norm": True, "norm_offset": 1.0}
+FULL = dataclasses.replace(UNTIED, **OPTIONS)
+PER_HEAD = dataclasses.replace(MODEL, pre_norm=False, qk_norm="head")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,8 @@ def sharded_params(mesh):
     return init_params(MODEL, mesh, seed=0)
 
 
-def test_names_spell_shapes():
+@pytest.mark.parametrize("model", [UNTIED, FULL, PER_HEAD])
+def test_names_spell_shapes(model):
     size = dict(zip("LDHKCFV", (L, D, H, K, C, F, V), strict=True))
 
     def check(path, leaf):
@@ -57,7 +62,7 @@ def test_names_spell_shapes():
         assert len(leaf.axes) == len(leaf.shape)
 
     jax.tree_util.tree_map_with_path(
-        check, layout(UNTIED), is_leaf=lambda x: isinstance(x, Leaf)
+        check, layout(model), is_leaf=lambda x: isinstance(x, Leaf)
     )
 
 
@@ -131,3 +136,9 @@ def test_initial_values_have_the_spread_that_their_docstring_gives(params):
 def test_norms_begin_at_one(params):
     for scale in (params.norm_D, params.layers.attn_norm_LD, params.layers.mlp_norm_LD):
         np.testing.assert_array_equal(scale, np.ones(scale.shape))
+
+
+def test_norms_that_are_stored_less_one_begin_at_zero_as_biases_do(mesh):
+    layers = init_params(FULL, mesh, seed=0).layers
+    for name in ("attn_norm_LD", "mlp_post_norm_LD", "q_norm_LHC", "b_v_LKC"):
+        np.testing.assert_array_equal(np.asarray(getattr(layers, name), np.float32), 0)
