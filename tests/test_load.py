@@ -10,7 +10,7 @@ import pytest
 import tiny_stage as tiny
 from rl_jax.errors import ConfigError
 from rl_jax.load import load
-from rl_jax.models import huggingface
+from rl_jax.models import export
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_hugging_face_folder_gives_the_same_weights(workdir, mesh, tmp_path, p
         for name in ("model.json", "config.json"):
             shutil.copyfile(workdir / name, home / name)
     folder = home / "exported"
-    huggingface.save_params(trained.params, trained.model, folder)
+    export.save_params(trained.params, trained.model, folder)
     for path in (workdir / "tokenizer").iterdir():
         shutil.copyfile(path, folder / path.name)
     loaded = load(folder, mesh)

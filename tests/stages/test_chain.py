@@ -3,17 +3,20 @@
 import dataclasses
 import functools
 import json
+import shutil
 import signal
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import tiny_run
 import tiny_stage as tiny
 from rl_jax import checkpoint, train
 from rl_jax.errors import ConfigError
-from rl_jax.models import huggingface
+from rl_jax.models import export
 from rl_jax.models.params import abstract_params
 from rl_jax.stages import chain, run_state
 from rl_jax.stages import context as contexts
@@ -73,7 +76,7 @@ def test_the_folder_of_another_runs_stage_may_be_given(workdir, tmp_path):
 def test_a_hugging_face_folder_may_be_given(workdir, tmp_path):
     with tiny.built(workdir) as context:
         params = stage_params(context, workdir / "sft")
-        huggingface.save_params(params, context.model, tmp_path / "model")
+        export.save_params(params, context.model, tmp_path / "model")
     _, read, _ = first_weights(tmp_path / "run", rl__init=tmp_path / "model")
     assert_same(read, params)
 
@@ -150,6 +153,131 @@ def test_a_wrong_beginning_of_a_later_stage_is_told_before_the_first(tmp_path):
     kinds = {"sft": never, "rl": never}
     with pytest.raises(ConfigError, match="config.rl.init"):
         run(tmp_path / "run", kinds, rl__init=tmp_path / "empty")
+
+
+# The export at the end.
+
+
+def one_step(params):
+    """A kind of stage that ends with these weights, saved."""
+
+    def kind(context, stage, base):
+        tx, _ = run_state.optimiser_of(stage, context.model)
+        with run_state.open_stage(context, stage, lambda: params, tx) as session:
+            if session.start < stage.steps:
+                session.save(stage.steps, session.state, {})
+            return session.state.params
+
+    return kind
+
+
+def exported(folder, value, **changes):
+    """Runs a chain that ends with all weights at a value; when the export was made."""
+    with tiny.built(folder, **changes) as context:
+        params = jax.tree.map(lambda x: x * 0 + value, contexts.first_params(context))
+    kinds = {"sft": lambda context, stage, base: base(), "rl": one_step(params)}
+    run(folder, kinds, **{"rl__init": "base", **changes})
+    model = folder / chain.EXPORT / "model.safetensors"
+    return model.stat().st_mtime_ns if model.is_file() else None
+
+
+def values_in(folder):
+    tensors = load_file(folder / chain.EXPORT / "model.safetensors").values()
+    return {float(x) for tensor in tensors for x in np.unique(tensor)}
+
+
+def test_the_last_stages_weights_are_exported_once(tmp_path, capsys):
+    first = exported(tmp_path, 1.5)
+    assert values_in(tmp_path) == {1.5}
+    line = [x for x in capsys.readouterr().out.splitlines() if x.startswith("exported")]
+    assert line[0].startswith(f"exported:    {tmp_path / 'huggingface'} (float32, ")
+    names = {p.name for p in (tmp_path / chain.EXPORT).iterdir()}
+    beside = {p.name for p in (tmp_path / "tokenizer").iterdir()}
+    assert names == beside | {"config.json", "model.safetensors", "tokenizer.json"}
+    assert exported(tmp_path, 2.5) == first, "a finished run exports nothing again"
+    assert "exported:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["more steps", "other weights", "cut", "killed"])
+def test_an_export_that_is_not_of_the_last_checkpoint_is_made_again(tmp_path, what):
+    first, changes = exported(tmp_path, 1.5), {}
+    folder = tmp_path / chain.EXPORT
+    if what == "more steps":
+        changes = {"rl__steps": 7}
+        (tmp_path / "rl" / "checkpoints" / "6").rename(tmp_path / "away")
+    elif what == "other weights":
+        shutil.rmtree(tmp_path / "rl")
+    elif what == "cut":
+        (folder / "tokenizer_config.json").unlink()
+    else:  # after the old folder went away and before the new one had its name
+        folder.rename(tmp_path / "huggingface.old")
+        (tmp_path / "huggingface.unfinished").mkdir()
+    assert exported(tmp_path, 2.5, **changes) not in (None, first)
+    kept = what in ("cut", "killed")
+    assert values_in(tmp_path) == ({1.5} if kept else {2.5})
+    assert not list(tmp_path.glob("huggingface.*ed")) + list(tmp_path.glob("*.old"))
+
+
+def test_a_run_that_trains_nothing_exports_nothing(tmp_path):
+    assert exported(tmp_path, 1.5, sft__steps=0, rl__steps=0) is None
+    assert not (tmp_path / chain.EXPORT).exists()
+
+
+def test_a_folder_of_somebody_else_is_told_before_the_first_stage(tmp_path):
+    (tmp_path / chain.EXPORT).mkdir()
+    (tmp_path / chain.EXPORT / "model.safetensors").write_text("precious")
+
+    def never(context, stage, base):
+        raise AssertionError("the first stage ran")
+
+    with pytest.raises(ConfigError, match="is not an export of this run"):
+        run(tmp_path, {"sft": never, "rl": never})
+    assert (tmp_path / chain.EXPORT / "model.safetensors").read_text() == "precious"
+
+
+def test_a_config_of_another_model_is_told_before_the_first_stage(workdir, tmp_path):
+    with tiny.built(workdir) as context:
+        params = stage_params(context, workdir / "sft")
+        source = tmp_path / "model"
+        export.save_folder(params, context.model, source, workdir / "tokenizer")
+
+    def never(context, stage, base):
+        raise AssertionError("the first stage ran")
+
+    shutil.copytree(source, tmp_path / "run" / "tokenizer")
+    path = tmp_path / "run" / "tokenizer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": 5.0}))
+    with pytest.raises(ConfigError, match="of another model: attention"):
+        kinds = {"sft": never, "rl": never}
+        run(tmp_path / "run", kinds, model__path=source)
+
+
+def test_a_model_that_was_read_goes_back_in_its_type_with_its_files(workdir, tmp_path):
+    with tiny.built(workdir) as context:
+        params = stage_params(context, workdir / "sft")
+        source = tmp_path / "model"
+        export.save_folder(
+            params, context.model, source, workdir / "tokenizer", dtype="bfloat16"
+        )
+    (source / "added_tokens.json").write_text("{}")
+
+    def kind(context, stage, base):
+        return base()
+
+    kinds, changes = {"sft": kind, "rl": kind}, {"model__path": source}
+    run(tmp_path / "run", kinds, rl__init="base", **changes)
+    want = load_file(source / "model.safetensors")
+    found = load_file(tmp_path / "run" / chain.EXPORT / "model.safetensors")
+    assert found.keys() == want.keys()
+    for name in want:
+        assert found[name].dtype == want[name].dtype == ml_dtypes.bfloat16
+        assert found[name].tobytes() == want[name].tobytes()
+    for path in (tmp_path / "run" / "tokenizer").iterdir():
+        copy = tmp_path / "run" / chain.EXPORT / path.name
+        assert copy.read_bytes() == path.read_bytes()
+
+
+# The command.
 
 
 def train_with(monkeypatch, workdir, run, **changes):
