@@ -17,6 +17,9 @@ from rl_jax.data.template import render
 from rl_jax.data.token_models import JsonModel, PieceModel
 from rl_jax.errors import ConfigError
 
+# Tokens that a folder names, each as NAME_token.
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
@@ -26,10 +29,12 @@ class Tokenizer:
         model: the vocabulary.
         bos_id, eos_id, pad_id: None where the folder names no such token.
         stop_ids: tokens that end a completion, ascending: those of
-            generation_config.json, the end-of-sequence token, and the token that the
-            chat template writes after an assistant's turn.
+            generation_config.json, the end-of-sequence token, and what the chat
+            template writes after an assistant's turn.
         chat_template: Jinja source, "" if the model has none.
         add_bos: the folder asks for `bos_id` before every text (`add_bos_token`).
+        named_texts: what a chat template reads as `bos_token`, `eos_token`,
+            `pad_token`, `unk_token`, as far as the folder names them.
     """
 
     model: JsonModel | PieceModel
@@ -39,6 +44,7 @@ class Tokenizer:
     stop_ids: tuple[int, ...]
     chat_template: str
     add_bos: bool
+    named_texts: Mapping[str, str]
 
     @property
     def vocab_size(self) -> int:
@@ -50,7 +56,9 @@ class Tokenizer:
         """Special tokens, as they are written, and their ids."""
         return self.model.special_ids
 
-    def encode(self, text: str, specials: bool = False) -> list[int]:
+    def encode(
+        self, text: str, specials: bool = False, continues: bool = False
+    ) -> list[int]:
         """Ids of `text` and of nothing else: a BOS token is never added.
 
         Args:
@@ -58,8 +66,10 @@ class Tokenizer:
             specials: False (default) makes text that spells a special token into
                 ordinary tokens, as is right for text from data or a model. True reads
                 it as that token, as is right for a rendered chat template.
+            continues: more text stands before `text`. Tokenizers that put a space in
+                front of a text then do not.
         """
-        return self.model.encode(text, specials)
+        return self.model.encode(text, specials, continues)
 
     def decode(self, ids: Sequence[int], specials: bool = False) -> str:
         """Text of `ids`; special tokens leave no text unless `specials`.
@@ -92,8 +102,8 @@ def load(folder: str | pathlib.Path, *, chat_template: str = "") -> Tokenizer:
 
     Args:
         folder: holds one of the two, and as far as the model needs them
-            tokenizer_config.json, special_tokens_map.json, chat_template.jinja,
-            generation_config.json, config.json.
+            tokenizer_config.json, special_tokens_map.json, added_tokens.json,
+            chat_template.jinja, generation_config.json, config.json.
         chat_template: Jinja source to use instead of the folder's.
 
     Raises:
@@ -109,18 +119,26 @@ def load(folder: str | pathlib.Path, *, chat_template: str = "") -> Tokenizer:
     }
     model_config = _read_json(folder / "config.json")
     generation = {**model_config, **_read_json(folder / "generation_config.json")}
-    model = _load_model(folder, config)
+    model = _load_model(folder, config, model_config)
+    ids = {
+        name: _named_id(folder, model, config, model_config, name)
+        for name in ("bos", "eos", "pad")
+    }
+    texts = {name: _content(config.get(f"{name}_token")) for name in _NAMED}
+    for name, token_id in ids.items():
+        texts[name] = None if token_id is None else model.token_text(token_id)
     tokenizer = Tokenizer(
         model=model,
-        bos_id=_named_id(folder, model, config, model_config, "bos"),
-        eos_id=_named_id(folder, model, config, model_config, "eos"),
-        pad_id=_named_id(folder, model, config, model_config, "pad"),
+        bos_id=ids["bos"],
+        eos_id=ids["eos"],
+        pad_id=ids["pad"],
         stop_ids=(),
         chat_template=chat_template or _folder_template(folder, config),
         add_bos=bool(config.get("add_bos_token", False)),
+        named_texts={f"{name}_token": text for name, text in texts.items() if text},
     )
     stop_ids = _id_list(generation.get("eos_token_id"))
-    stop_ids += [tokenizer.eos_id, _turn_end_id(tokenizer)]
+    stop_ids += [tokenizer.eos_id, *_turn_end_ids(tokenizer)]
     found = sorted({stop_id for stop_id in stop_ids if stop_id is not None})
     if not found:
         raise ConfigError(
@@ -130,20 +148,36 @@ def load(folder: str | pathlib.Path, *, chat_template: str = "") -> Tokenizer:
     return dataclasses.replace(tokenizer, stop_ids=tuple(found))
 
 
+def describe_stops(tokenizer: Tokenizer) -> str:
+    """The tokens that end a completion, for people: "<|im_end|> (2), ..."."""
+    texts = ((tokenizer.token_text(i) or "no token", i) for i in tokenizer.stop_ids)
+    return ", ".join(f"{text} ({i})" for text, i in texts)
+
+
 def _load_model(
-    folder: pathlib.Path, config: Mapping[str, Any]
+    folder: pathlib.Path, config: Mapping[str, Any], model_config: Mapping[str, Any]
 ) -> JsonModel | PieceModel:
+    decoder = config.get("added_tokens_decoder") or {}
+    added = {entry["content"]: int(i) for i, entry in decoder.items()}
+    added = {**_read_json(folder / "added_tokens.json"), **added}
+    specials = {entry["content"] for entry in decoder.values() if entry.get("special")}
+    specials |= {_content(config.get(f"{name}_token")) for name in _NAMED}
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(name) or []
+        tokens = tokens.values() if isinstance(tokens, Mapping) else tokens
+        specials |= {_content(token) for token in tokens}
+    names = sorted(filter(None, specials))
     if (folder / "tokenizer.json").is_file():
-        return JsonModel(folder / "tokenizer.json")
+        return JsonModel(folder / "tokenizer.json", added=added, specials=names)
     if (folder / "tokenizer.model").is_file():
+        # Hugging Face's name for a space before each text. Where the config leaves it
+        # out, transformers decides by the kind of model.
+        legacy = config.get("legacy", model_config.get("model_type") == "mistral")
         return PieceModel(
             folder / "tokenizer.model",
-            specials={
-                added["content"]: int(token_id)
-                for token_id, added in config.get("added_tokens_decoder", {}).items()
-                if added.get("special")
-            },
-            prefix_each=bool(config.get("legacy")),  # Hugging Face's name for it.
+            added=added,
+            specials=names,
+            prefix_each=bool(legacy),
         )
     names = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
     raise ConfigError(
@@ -162,9 +196,7 @@ def _named_id(
     if f"{name}_token" not in config:
         ids = _id_list(model_config.get(f"{name}_token_id"))
         return ids[0] if ids else model.own_ids.get(name)
-    token = config[f"{name}_token"]
-    if isinstance(token, Mapping):  # An AddedToken with its flags.
-        token = token.get("content")
+    token = _content(config[f"{name}_token"])
     if token is None:  # null: the model has none, whatever its config.json says.
         return None
     token_id = model.token_id(token)
@@ -173,6 +205,11 @@ def _named_id(
             f"{folder} says {name}_token is {token!r}, which is not in its vocabulary."
         )
     return token_id
+
+
+def _content(token: Any) -> str | None:
+    """A token as configs write it: its text, or a mapping of that and its flags."""
+    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _id_list(ids: Any) -> list[int | None]:
@@ -185,7 +222,10 @@ def _id_list(ids: Any) -> list[int | None]:
 def _folder_template(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
     template = config.get("chat_template") or ""
     if isinstance(template, str):
         return template
@@ -198,21 +238,35 @@ def _folder_template(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
     )
 
 
-def _turn_end_id(tokenizer: Tokenizer) -> int | None:
-    """The special token that follows an assistant's text in the chat template."""
+def _turn_end_ids(tokenizer: Tokenizer) -> set[int]:
+    """The special tokens that follow an assistant's text in the chat template.
+
+    There are two where a template ends the last turn unlike the others. Where it ends
+    none, it is the token that the next turn begins with.
+    """
     if not tokenizer.chat_template:
-        return None
+        return set()
     reply = "qwertyuiop"
-    text = render(
-        tokenizer.chat_template,
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": reply}],
-        add_generation_prompt=False,
-        bos_token=tokenizer.bos_text,
-        eos_token=tokenizer.eos_text,
-    )
-    _, before, after = text.rpartition(reply)
-    found = tokenizer.model.special_pattern.match(after.lstrip()) if before else None
-    return tokenizer.special_ids[found[0]] if found else None
+    user = {"role": "user", "content": "a"}
+    talk = [user, {"role": "assistant", "content": reply}]
+    found = set()
+    for messages in (talk, [*talk, user]):
+        try:
+            text = render(
+                tokenizer.chat_template,
+                messages,
+                add_generation_prompt=False,
+                **tokenizer.named_texts,
+            )
+        except ConfigError:
+            if messages is talk:
+                raise
+            continue  # A template for one question only.
+        _, before, after = text.rpartition(reply)
+        token = tokenizer.model.special_pattern.match(after.lstrip())
+        if before and token:
+            found.add(tokenizer.special_ids[token[0]])
+    return found
 
 
 def _read_json(file: pathlib.Path) -> dict[str, Any]:

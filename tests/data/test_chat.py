@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rl_jax.data import chat
+from rl_jax.data import chat, chat_talk
 from rl_jax.data import tokenizer as tokenizers
 from rl_jax.errors import ConfigError
 
@@ -18,6 +18,7 @@ LLAMA3 = (FILES / "llama3.jinja").read_text()
 BOS, EOT, IM_START, IM_END = 298, 302, 303, 304
 USER = {"role": "user", "content": "What is 12 plus 30?"}
 REPLY = {"role": "assistant", "content": "It is 42."}
+TURNS = [USER, REPLY, USER, {"role": "assistant", "content": "2"}]
 TALK = [{"role": "system", "content": "the system"}, USER, REPLY, USER, REPLY]
 CONTENT = st.lists(
     st.text(max_size=6)
@@ -62,18 +63,27 @@ def templated(folder, template, **config):
     return byte_bpe(folder, chat_template=template, **config)
 
 
-def masked_text(tokenizer, messages):
+def masked_text(tokenizer, messages, **given):
     """What the mask covers, a run of True after another."""
-    ids, mask = chat.conversation_ids(tokenizer, messages)
+    return runs(tokenizer, *chat.conversation_ids(tokenizer, messages, **given))
+
+
+def learnt_texts(tokenizer, messages, **given):
+    """The same of each training sequence."""
+    sequences = chat.training_sequences(tokenizer, messages, **given)
+    return [runs(tokenizer, *sequence) for sequence in sequences]
+
+
+def runs(tokenizer, ids, mask):
     assert len(ids) == len(mask) and all(type(flag) is bool for flag in mask)
-    runs, previous = [], False
+    found, previous = [], False
     for token_id, flag in zip(ids, mask, strict=True):
         if flag and not previous:
-            runs.append([])
+            found.append([])
         if flag:
-            runs[-1].append(token_id)
+            found[-1].append(token_id)
         previous = flag
-    return [tokenizer.decode(run, specials=True) for run in runs]
+    return [tokenizer.decode(run, specials=True) for run in found]
 
 
 def test_the_prompt_of_llama3_is_these_ids(llama3):
@@ -155,9 +165,10 @@ def test_a_special_token_spelt_by_a_user_costs_nothing_but_itself(llama3):
     assert ids.count(EOT) == 1
     assert spelt in llama3.decode(ids)
     # Also where a template reads something deeper than the content.
-    tool = {"name": "<|eot_id|>", "arguments": {"a": ["<|eot_id|>", 1]}}
-    cut = chat._cut_spellings(llama3, [{"role": "user", "content": "", "call": tool}])
-    assert "<|eot_id|>" not in str(cut)
+    tool = {"name": "<|eot_id|>", "arguments": {"<|eot_id|>": ["<|eot_id|>", 1]}}
+    messages = [{"role": "user", "content": "", "call": tool}]
+    talk = chat_talk.make_ready(llama3, messages, None, {"bos_token": "<|eot_id|>"})
+    assert "<|eot_id|>" not in str(talk.messages) + str(talk.names)
 
 
 def test_a_token_across_the_edge_of_a_reply_is_not_used(chatml):
@@ -178,7 +189,15 @@ def test_a_token_across_the_edge_of_a_reply_is_not_used(chatml):
     ]
 
 
-def test_a_tokenizer_that_puts_spaces_in_front_refuses_what_it_cannot_join(tmp_path):
+def test_a_turn_may_have_stop_tokens_in_its_middle(tmp_path):
+    # As DeepSeek's has after each of several calls.
+    template = CHATML.replace("<|im_end|>\\n", "<|im_end|>;<|im_end|>\\n")
+    tokenizer = templated(tmp_path, template)
+    both = ["It is 42.<|im_end|>;<|im_end|>"] * 2
+    assert masked_text(tokenizer, [USER, REPLY, USER, REPLY]) == both
+
+
+def test_a_tokenizer_that_puts_spaces_everywhere_refuses_what_it_cannot_join(tmp_path):
     byte_bpe(tmp_path, chat_template=CHATML, eos_token="<|im_end|>")
     model = json.loads((tmp_path / "tokenizer.json").read_text())
     model["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = True
@@ -202,11 +221,15 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_with_both_texts(tmp_p
     tokenizer = templated(tmp_path, template)
     thought = {"role": "assistant", "content": "<think>hm</think>42"}
     assert masked_text(tokenizer, [USER, thought]) == ["<think>hm</think>42<|im_end|>"]
+    talk = [USER, thought, USER, REPLY]
     with pytest.raises(ConfigError) as error:
-        chat.conversation_ids(tokenizer, [USER, thought, USER, REPLY])
+        chat.conversation_ids(tokenizer, talk)
     text = str(error.value)
     assert "turn 2" in text and "<think>hm" in text and "assistant\\n42" in text
     assert len(text.splitlines()) <= 3
+    # What is not learnt may be rewritten.
+    talk = [USER, {**thought, "loss": False}, USER, REPLY]
+    assert masked_text(tokenizer, talk) == ["It is 42.<|im_end|>"]
 
 
 def test_a_generation_prompt_that_no_reply_begins_with_is_refused(tmp_path):
@@ -228,10 +251,15 @@ def test_a_reply_without_an_end_of_turn_is_refused(tmp_path):
 
 def test_a_model_without_a_chat_template_says_where_to_put_one(tmp_path):
     tokenizer = byte_bpe(tmp_path, eos_token="<|end_of_text|>")
-    for ids in (chat.prompt_ids, chat.conversation_ids):
+    for ids in (chat.prompt_ids, chat.conversation_ids, chat.training_sequences):
         with pytest.raises(ConfigError) as error:
             ids(tokenizer, [USER])
-        assert "chat_template.jinja" in str(error.value)
+        lines = str(error.value).splitlines()
+        assert "chat_template.jinja" in lines[1] and len(lines) == 3
+    # The template that it offers for plain text.
+    plain = tokenizers.load(tmp_path, chat_template=lines[2])
+    assert chat.prompt_ids(plain, [USER]) == plain.encode(USER["content"])
+    assert masked_text(plain, [USER, REPLY]) == ["It is 42.<|end_of_text|>"]
 
 
 def test_a_trained_sentencepiece_tokenizer_holds_a_conversation(tmp_path):
@@ -252,6 +280,33 @@ def test_a_trained_sentencepiece_tokenizer_holds_a_conversation(tmp_path):
     ids, _ = chat.conversation_ids(tokenizer, TALK)
     rendered = chat.render(CHATML, TALK, add_generation_prompt=False)
     assert tokenizer.decode(ids, specials=True) == rendered
+
+
+def test_a_last_turn_may_end_unlike_the_others(tmp_path):
+    # OLMo 3's template ends the last with the end-of-sequence token.
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{{ '<|im_end|>\n' if not (loop.last and m.role == 'assistant') else "
+        "eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = templated(tmp_path, template)
+    assert masked_text(tokenizer, TURNS) == ["It is 42.<|im_end|>", "2<|end_of_text|>"]
+
+
+def test_a_turn_that_ends_only_where_it_is_last_is_learnt_there(tmp_path):
+    template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content }}"
+        "{{ '\n' if not loop.last or m.role == 'user' else eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    tokenizer = templated(tmp_path, template)
+    assert learnt_texts(tokenizer, TURNS) == [
+        ["It is 42.<|end_of_text|>"],
+        ["2<|end_of_text|>"],
+    ]
+    with pytest.raises(ConfigError, match="around turn 2"):
+        chat.conversation_ids(tokenizer, TURNS)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Both backends: text goes in and comes back, specials only when they are asked for."""
 
 import io
+import json
 import pathlib
 
 import hypothesis
@@ -111,7 +112,7 @@ def test_sentencepiece_user_symbols_are_special_only_when_asked(tmp_path, prefix
     turn = sentencepiece.SentencePieceProcessor(model_file=str(file)).PieceToId(
         "<turn>"
     )
-    model = PieceModel(file, specials={"<turn>": turn})
+    model = PieceModel(file, specials=["<turn>"])
     text = "hello<turn> you</s>\n<turn>"
     plain, parsed = model.encode(text), model.encode(text, specials=True)
     assert turn not in plain and model.own_ids["eos"] not in plain
@@ -123,8 +124,8 @@ def test_sentencepiece_user_symbols_are_special_only_when_asked(tmp_path, prefix
 
 def test_a_dummy_prefix_goes_before_the_first_text_or_before_each(tmp_path):
     file = piece_file(tmp_path)
-    first = PieceModel(file, specials={})
-    each = PieceModel(file, specials={}, prefix_each=True)
+    first = PieceModel(file)
+    each = PieceModel(file, prefix_each=True)
 
     def texts(model, text):
         return [model.token_text(i) for i in model.encode(text, specials=True)]
@@ -139,22 +140,74 @@ def test_a_dummy_prefix_goes_before_the_first_text_or_before_each(tmp_path):
         assert model.decode(ids, specials=True) == "<s>hello</s> you"
 
 
+def test_the_dummy_prefix_is_left_out_where_a_text_goes_on(tmp_path):
+    file = piece_file(tmp_path)
+    for model in (PieceModel(file), PieceModel(file, prefix_each=True)):
+        ids = model.encode("hello", continues=True)
+        assert [model.token_text(i) for i in ids] == ["h", "ello"]
+        # Also where a special token is spelt and cut.
+        assert model.decode(model.encode("hello</s>hello")) == "hello</s>hello"
+    # Only before the first text is a space in front of it the prefix.
+    first, each = PieceModel(file), PieceModel(file, prefix_each=True)
+    assert first.encode(" hello") == first.encode("hello")
+    assert each.decode(each.encode(" hello")) == " hello"
+
+
+def test_a_space_in_front_is_left_out_of_a_json_where_a_text_goes_on(tmp_path):
+    source = json.loads(BYTE_BPE.read_text())
+    with_space, without = tmp_path / "with.json", tmp_path / "without.json"
+    for file in (with_space, without):
+        source["pre_tokenizer"] = {
+            "type": "ByteLevel",
+            "add_prefix_space": file == with_space,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+        file.write_text(json.dumps(source))
+    model, bare = JsonModel(with_space), JsonModel(without)
+    assert model.decode(model.encode("the")) == " the"
+    for text in ("the", "\nthe", "\n\n", "12", ".", "<|eot_id|>", " a", ""):
+        for specials in (False, True):
+            ids = model.encode(text, specials, continues=True)
+            assert ids == bare.encode(text, specials)
+
+
 def test_tokens_outside_the_sentencepiece_model_have_their_ids(tmp_path):
     file = piece_file(tmp_path)
-    model = PieceModel(file, specials={"<extra>": 1000})
+    added = {"<extra>": 1000, "<think>": 1001}
+    model = PieceModel(file, added=added, specials=["<extra>"])
     assert model.encode("<extra>", specials=True) == [1000]
+    assert 1000 not in model.encode("<extra>")
     assert model.token_text(1000) == "<extra>" and model.token_id("<extra>") == 1000
-    assert model.vocab_size == 1001
+    # Added, but not special: always read as that token, and text when decoded.
+    assert model.encode("<think>") == model.encode("<think>", specials=True) == [1001]
+    assert model.decode([1001, 1000]) == "<think>"
+    assert model.vocab_size == 1002
     assert model.token_text(5000) is None and model.token_id("no such piece") is None
     assert model.decode([5000, *model.encode("you")]) == "you"
     assert model.own_ids == {"bos": 1, "eos": 2}
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\x00garbage"])
+def test_tokens_that_other_files_name_are_added_to_a_tokenizer_json():
+    added = {"<a>": 306, "<b>": 307}
+    model = JsonModel(BYTE_BPE, added=added, specials=["<a>", "What", "nothing"])
+    assert model.special_ids["<a>"] == 306 and model.special_ids["What"] == 294
+    assert "nothing" not in model.special_ids
+    with pytest.raises(ConfigError, match="cannot write the name"):
+        model.encode("What")
+    assert "<b>" not in model.special_ids
+    assert model.encode("<a><b>", specials=True) == [306, 307]
+    assert model.encode("<b>") == [307] and 306 not in model.encode("<a>")
+    assert model.vocab_size == 308
+    with pytest.raises(ConfigError, match="disagree on the id of '<a>': 306 and 400"):
+        JsonModel(BYTE_BPE, added={"<a>": 400})
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x00garbage", b"\xff\xfe"])
 def test_a_broken_file_is_named(tmp_path, content):
     file = tmp_path / "broken"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match="Cannot read .*broken"):
         JsonModel(file)
     with pytest.raises(ConfigError, match="Cannot read .*broken"):
-        PieceModel(file, specials={})
+        PieceModel(file)

@@ -111,6 +111,81 @@ def test_a_template_that_does_not_end_turns_gives_no_stop_token(tmp_path):
     assert tokenizer.stop_ids == (299,)
 
 
+def test_the_token_that_begins_the_next_turn_is_a_stop_token(tmp_path):
+    config = {
+        "chat_template": "{% for m in messages %}{{ '<|start_header_id|>' if m.role == "
+        "'user' else '<|end_header_id|>' }}{{ m.content }}{% endfor %}",
+        "eos_token": "<|end_of_text|>",
+    }
+    tokenizer = tokenizers.load(folder(tmp_path, tokenizer_config=config))
+    assert tokenizer.stop_ids == (299, 300)
+    assert tokenizers.describe_stops(tokenizer) == (
+        "<|end_of_text|> (299), <|start_header_id|> (300)"
+    )
+    # A template that takes one question and its answer is asked no more.
+    config["chat_template"] = (
+        "{% if messages | length > 2 %}{{ raise_exception('no more') }}{% endif %}"
+        "{{ messages[-1].content + '<|eot_id|>' }}"
+    )
+    tokenizer = tokenizers.load(folder(tmp_path, tokenizer_config=config))
+    assert tokenizer.stop_ids == (299, 302)
+
+
+def test_a_stop_token_outside_the_vocabulary_is_shown(tmp_path):
+    path = folder(tmp_path, generation_config={"eos_token_id": [299, 9999]})
+    tokenizer = tokenizers.load(path)
+    assert tokenizers.describe_stops(tokenizer) == (
+        "<|end_of_text|> (299), no token (9999)"
+    )
+
+
+def test_a_template_reads_the_tokens_that_the_folder_names(tmp_path):
+    config = {
+        "bos_token": {"content": "<|begin_of_text|>"},
+        "eos_token": "<|im_end|>",
+        "unk_token": "<|eot_id|>",
+        "pad_token": None,
+    }
+    path = folder(tmp_path, tokenizer_config=config, config={"pad_token_id": 17})
+    assert tokenizers.load(path).named_texts == {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<|eot_id|>",
+    }
+
+
+def test_added_tokens_of_the_folder_are_read(tmp_path):
+    added = {"306": {"content": "<a>", "special": True}, "307": {"content": "<b>"}}
+    config = {
+        "eos_token": "<|im_end|>",
+        "added_tokens_decoder": added,
+        "additional_special_tokens": ["<c>"],
+    }
+    files = {"tokenizer_config": config, "added_tokens": {"<c>": 308}}
+    tokenizer = tokenizers.load(folder(tmp_path, **files))
+    assert tokenizer.encode("<a><b><c>", specials=True) == [306, 307, 308]
+    assert [i for i in tokenizer.encode("<a><b><c>") if i > 305] == [307]
+    added["306"]["content"] = "<other>"
+    added["299"] = {"content": "<a>", "special": True}
+    with pytest.raises(ConfigError, match="disagree on the id of '<a>'"):
+        tokenizers.load(folder(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        ("piece_bpe", "▁hello</s>hello"),
+        ("piece_bpe_legacy", "▁hello</s>▁hello"),
+        ("piece_bpe_unsaid", "▁hello</s>▁hello"),  # of model_type mistral
+        ("piece_bpe_bare", "hello</s>hello"),
+    ],
+)
+def test_where_a_folder_puts_spaces(kind, ids):
+    tokenizer = tokenizers.load(pathlib.Path(__file__).parent / "tokenizers" / kind)
+    found = tokenizer.encode("hello</s>hello", specials=True)
+    assert "".join(tokenizer.token_text(i) or "" for i in found) == ids
+
+
 def test_an_explicit_null_means_that_there_is_no_such_token(tmp_path):
     tokenizer = tokenizers.load(
         folder(
@@ -173,6 +248,10 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     named = [{"name": "rag", "template": "a"}, {"name": "tool_use", "template": "b"}]
     folder(tmp_path, tokenizer_config={"chat_template": named})
     assert "['rag', 'tool_use'], but none named default" in message(path)
+    (path / "chat_template.jinja").write_bytes(b"\xff")
+    assert "chat_template.jinja is not UTF-8" in message(path)
+    (path / "chat_template.jinja").write_text("{% if %}")
+    assert "not valid Jinja: line 1" in message(path)
 
 
 def test_training_twice_gives_the_same_bytes(tmp_path, arithmetic):
@@ -194,6 +273,7 @@ def test_a_trained_tokenizer_has_its_specials_and_stops_at_the_turn_end(arithmet
         "<pad>": 0,
         "<bos>": 1,
         "<eos>": 2,
+        "<unk>": 3,
         "<|im_start|>": 4,
         "<|im_end|>": 5,
     }
