@@ -1,6 +1,9 @@
 """pass@1 and pass@k of a checkpoint or a Hugging Face folder on a held-out file.
 
 python -m rl_jax.evaluate --model=DIR --data=test.jsonl --num_samples=8 --k=1,8
+
+With `--against=FILE`, the `--out` of an evaluation of another model on the same
+prompts, also how much better this one is, prompt by prompt.
 """
 
 import argparse
@@ -8,7 +11,8 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from rl_jax import command_line
 from rl_jax import config as configs
@@ -52,8 +56,12 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--system", help="system message put before each prompt")
     add("--instruction", help="text added at the end of each prompt")
     add("--answer_format", choices=("boxed", "any"))
+    add("--reward", help="function that judges: maths (default), number, or your own")
     add("--seed", type=int, default=0)
     add("--out", help="write every sample and the result here, as JSON lines")
+    add(
+        "--against", help="the --out of another model on these prompts, to compare with"
+    )
     return parser.parse_args(argv)
 
 
@@ -77,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"--top_p={args.top_p:g}.\nExpected more than 0, and at most 1."
         )
+    before = read_shares(args.against) if args.against else None
     # Imported late: wrong arguments are told in less time than jax takes.
     import jax
 
@@ -90,6 +99,11 @@ def main(argv: Sequence[str]) -> int:
         loaded = load(args.model, mesh)
         stage = stage_settings(args, loaded.config, num_devices=mesh.size)
         prompts = inputs.eval_prompts(stage, loaded.tokenizer)
+        if before is not None:
+            asked = {
+                (p.row.messages[-1]["content"], str(p.row.answer)) for p in prompts
+            }
+            check_same(before.keys(), asked, args.against)
         engine = scoring.make_engine(
             stage, loaded.model, loaded.tokenizer, mesh, args.seed
         )
@@ -114,6 +128,10 @@ def main(argv: Sequence[str]) -> int:
     for k in ks:
         mean, low, high = result[f"pass@{k}"]
         print(f"pass@{k:<8}{mean:.4f}  95 % interval {low:.4f} to {high:.4f}")
+    if before is not None:
+        mean, low, high = gain(before, shares(scoring.records(scored)))
+        result["gain"] = (mean, low, high)
+        print(f"gain         {mean:+.4f}  95 % interval {low:+.4f} to {high:+.4f}")
     verdicts = [s.score.verdict.value for s in scored]
     told = ", ".join(f"{v} {verdicts.count(v)}" for v in sorted(set(verdicts)))
     print(f"verdicts     {told}; truncated {sum(s.sample.truncated for s in scored)}")
@@ -136,6 +154,55 @@ def summary(
         )
         for k in ks
     }
+
+
+def shares(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """The share of right samples of each (prompt, answer)."""
+    right: dict[tuple[str, str], list[bool]] = {}
+    for record in records:
+        key = (record["prompt"], str(record["answer"]))
+        right.setdefault(key, []).append(record["verdict"] == "correct")
+    return {key: sum(found) / len(found) for key, found in right.items()}
+
+
+def read_shares(path: str) -> dict[tuple[str, str], float]:
+    """`shares` of a file that `--out` wrote.
+
+    Raises:
+        ConfigError: if it is no such file.
+    """
+    try:
+        text = pathlib.Path(path).expanduser().read_text()
+        records = [json.loads(line) for line in text.splitlines()]
+        return shares(record for record in records if "verdict" in record)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--against={path} cannot be read: {error}.\nExpected a file that "
+            "--out of an evaluation wrote."
+        ) from error
+
+
+def check_same(before: Set, asked: Set, source: str) -> None:
+    """Raises ConfigError unless two evaluations ask the same prompts."""
+    if before != asked:
+        raise ConfigError(
+            f"--against={source} holds {len(before)} prompts, of which "
+            f"{len(before & asked)} are among the {len(asked)} asked now.\n"
+            "Expected the same ones: the same --data, --num_prompts and --instruction."
+        )
+
+
+def gain(
+    before: Mapping[tuple[str, str], float], after: Mapping[tuple[str, str], float]
+) -> tuple[float, float, float]:
+    """How much the share of right samples grew: mean over prompts, 95 % interval.
+
+    Paired: a prompt is compared with itself, so that hard and easy prompts, which make
+    up most of the spread, cancel.
+    """
+    from rl_jax.pass_at_k import mean_with_interval
+
+    return mean_with_interval([after[key] - before[key] for key in before])
 
 
 def stage_settings(
@@ -201,6 +268,9 @@ def stage_settings(
         slots=divisible(max(rollout.slots, args.num_samples)),
         prefill_rows=divisible(rollout.prefill_rows),
     )
+    reward = changed(stage.reward, answer_format="answer_format")
+    if args.reward:
+        reward = dataclasses.replace(reward, functions=(args.reward,), weights=(1.0,))
     count = args.num_prompts or 200
     return dataclasses.replace(
         stage,
@@ -208,7 +278,7 @@ def stage_settings(
             data, num_eval_problems=max(count, data.num_eval_problems)
         ),
         rollout=rollout,
-        reward=changed(stage.reward, answer_format="answer_format"),
+        reward=reward,
         eval=dataclasses.replace(stage.eval, num_prompts=count),
     )
 

@@ -43,6 +43,25 @@ def test_the_interval_holds_the_mean_and_shrinks_with_more_prompts():
     assert widths[0] > 2 * widths[1] > 4 * widths[2] > 0
 
 
+def test_a_gain_is_paired_by_prompt():
+    def records(*shares):
+        return [
+            {"prompt": f"p{i}", "answer": 1, "verdict": verdict}
+            for i, right in enumerate(shares)
+            for verdict in ["correct"] * right + ["wrong"] * (4 - right)
+        ]
+
+    before, after = (
+        evaluate.shares(records(*right))
+        for right in ([0, 1, 2, 3] * 50, [1, 2, 3, 4] * 50)
+    )
+    # Every prompt gained a quarter: no spread is left, though the prompts have much.
+    assert evaluate.gain(before, after) == (0.25, 0.25, 0.25)
+    other = evaluate.shares(records(*[2, 1] * 100))
+    mean, low, high = evaluate.gain(before, other)
+    assert mean == 0.0 and low < 0.0 < high
+
+
 # The command.
 
 
@@ -75,6 +94,13 @@ def test_a_workdir_is_evaluated_on_other_devices_than_it_was_trained_on(
         shown = [float(printed[name][i]) for i in (0, 4, 6)]
         assert shown == pytest.approx([mean, low, high], abs=1e-4)
     assert printed["verdicts"][:2] == ["correct", f"{sum(counts)},"]
+    # Against itself there is no gain.
+    again = run(capsys, f"--model={workdir}", f"--against={out}", *words)
+    assert again["gain"] == "+0.0000 95 % interval +0.0000 to +0.0000".split()
+    with pytest.raises(
+        ConfigError, match="3 prompts, of which 2 are among the 2 asked"
+    ):
+        run(capsys, f"--model={workdir}", f"--against={out}", "--num_prompts=2")
 
 
 def test_a_hugging_face_folder_is_evaluated_on_a_file(workdir, tmp_path, capsys):

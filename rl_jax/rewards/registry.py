@@ -26,6 +26,7 @@ RewardFunction = Callable[[Job], Score]
 BUILT_IN = {
     "maths": "rl_jax.rewards.maths:maths",
     "format": "rl_jax.rewards.format:format_reward",
+    "number": "rl_jax.rewards.number:number",
 }
 ANSWER_FORMATS = ("boxed", "any")
 
