@@ -6,20 +6,22 @@ checked where these are first seen.
 """
 
 import glob
+import json
 import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl_jax import schema
+from rl_jax.data import sources
 from rl_jax.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_jax.config import Run, StageConfig
 
-GENERATED_TASKS = ("arithmetic",)
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
-REWARD_FUNCTIONS = ("maths", "format")
+PROBLEMS_ONLY = ("word_problems",)  # built-in tasks without demonstrations
+REWARD_FUNCTIONS = ("maths", "format", "number")
 
 
 def fault(text: str, *fixes: tuple[str, Any], note: str = "") -> ConfigError:
@@ -191,38 +193,85 @@ def _check_init(stage: "StageConfig", earlier: list[str]) -> None:
 
 
 def _check_data(stage: "StageConfig") -> None:
-    key = f"{stage.prefix}data."
-    suffixes = ", ".join(DATA_SUFFIXES)
+    key, built_in = f"{stage.prefix}data.", sources.BUILT_IN
+    kinds = f"; FILE may be a file, a glob or a folder of {', '.join(DATA_SUFFIXES)}"
     if not stage.data.train:
         raise fault(
             f"config.{key}train is empty: there is nothing to train on",
             (f"{key}train", "FILE"),
-            (f"{key}train", GENERATED_TASKS[0]),
-            note=f"; FILE may be a file, a glob or a folder of {suffixes}",
+            (f"{key}train", built_in[0]),
+            note=kinds,
         )
-    for name, path in (("train", stage.data.train), ("eval", stage.data.eval)):
-        if not path or path in GENERATED_TASKS:
-            continue
-        folder = os.path.join(glob.escape(path), "*")
-        pattern = folder if os.path.isdir(path) else path
-        found = glob.glob(pattern, recursive=True)
-        if os.path.isfile(path):  # a name may hold [ or *
-            found.append(path)
-        if not any(file.endswith(DATA_SUFFIXES) for file in found):
-            wrong = f"has no {suffixes}" if found else "does not exist"
+    template_variables(stage.data.template_variables, f"{key}template_variables")
+    for name in ("train", "eval"):
+        text = getattr(stage.data, name)
+        for source in sources.parse(text, f"{key}{name}"):
+            if wrong := "" if source.path in built_in else _wrong_path(source.path):
+                within = "is" if source.path == text else "names"
+                raise fault(
+                    f"config.{key}{name} {within} {source.path!r}, which {wrong}",
+                    (f"{key}{name}", "FILE"),
+                    (f"{key}{name}", built_in[0]),
+                    note=kinds,
+                )
+            if name == "eval" and source.weight is not None:
+                raise fault(
+                    f"config.{key}eval gives {source.path!r} a share, but an "
+                    "evaluation takes prompts from each source in turn",
+                    (f"{key}eval", source.path),
+                )
+    for source in sources.parse(stage.data.train):
+        if stage.kind == "sft" and source.path in PROBLEMS_ONLY:
             raise fault(
-                f"config.{key}{name} is {path!r}, which {wrong}{_beside(path)}",
-                (f"{key}{name}", "FILE"),
-                (f"{key}{name}", GENERATED_TASKS[0]),
-                note=f"; FILE may be a file, a glob or a folder of {suffixes}",
+                f"config.{key}train names {source.path!r}, a task for reinforcement "
+                "learning: it has no demonstrations to learn from",
+                (f"{key}train", built_in[0]),
+                (f"{key}train", "FILE"),
             )
+
+
+def _wrong_path(path: str) -> str:
+    """What is wrong with a path of data, "" if nothing is."""
+    path = os.path.expanduser(path)
+    folder = os.path.join(glob.escape(path), "*")
+    found = glob.glob(folder if os.path.isdir(path) else path, recursive=True)
+    if os.path.isfile(path):  # a name may hold [ or *
+        found.append(path)
+    if any(file.endswith(DATA_SUFFIXES) for file in found):
+        return ""
+    wrong = f"has no {', '.join(DATA_SUFFIXES)}" if found else "does not exist"
+    return wrong + _beside(path)
+
+
+def template_variables(entries: tuple[str, ...], key: str) -> dict[str, Any]:
+    """`data.template_variables` by name; a value that is not JSON is text.
+
+    Args:
+        key: of the config, for messages.
+
+    Raises:
+        ConfigError: for one that is not NAME=VALUE.
+    """
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals or not name.isidentifier():
+            raise fault(
+                f"config.{key} has {entry!r}, expected NAME=VALUE",
+                (key, "enable_thinking=false"),
+            )
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _beside(path: str) -> str:
     """Names what exists in the folder of a path and is spelt like it, if anything."""
     folder = os.path.dirname(path) or "."
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    names = [n for n in names if n.endswith(DATA_SUFFIXES)] + list(GENERATED_TASKS)
+    names = [n for n in names if n.endswith(DATA_SUFFIXES)] + list(sources.BUILT_IN)
     stems = {name.split(".")[0]: name for name in names}
     near = schema.nearest(os.path.basename(path).split(".")[0], stems)
     return f"; nearest: {stems[near[0]]!r}" if near else ""
@@ -233,7 +282,7 @@ def _check_eval(stage: "StageConfig") -> None:
     if not stage.eval.every:
         return
     if not stage.data.eval:
-        generated = stage.data.train in GENERATED_TASKS
+        generated = stage.data.train in sources.BUILT_IN
         raise fault(
             f"config.{key}eval.every is {stage.eval.every}, but there is nothing to "
             f"evaluate on: config.{key}data.eval is empty",

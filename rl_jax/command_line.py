@@ -1,6 +1,7 @@
 """The command line of the trainer, strict and readable.
 
     python -m rl_jax.train --config=FILE[:ARG] --workdir=DIR [--config.KEY=VALUE ...]
+    python -m rl_jax.train --config=FILE[:ARG] --inspect_data [--config.KEY=VALUE ...]
 
 Loading a recipe and setting its keys is left to ml_collections' config_flags, on flags
 of our own that clash with nobody's. Around it: nothing is ignored, the order is free,
@@ -26,7 +27,7 @@ from rl_jax.errors import ConfigError
 
 CONFIG_ERROR_CODE = 2  # schedulers are told not to retry on it
 TERMINATION_LOG = "/dev/termination-log"  # Kubernetes shows its text for a dead pod
-FLAGS = ("config", "workdir", "help")
+FLAGS = ("config", "workdir", "inspect_data", "help")
 HELP = ("help", "h", "helpfull", "helpshort")
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True}
 BOOLEANS |= {"false": False, "no": False, "off": False, "0": False}
@@ -36,8 +37,9 @@ class CommandLine(NamedTuple):
     """What a command line asks for."""
 
     config: schema.Tree  # locked, overrides done
-    workdir: str  # absolute, or a URL such as gs://bucket/run
+    workdir: str  # absolute, or a URL such as gs://bucket/run; "" only to inspect data
     overrides: list[str]  # "optim.lr=1e-06": each key once, the last value given
+    inspect_data: bool = False  # show some rows instead of training
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -74,8 +76,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
             key = name.removeprefix("config.")
             values.pop(key, None)  # the last one counts, and keeps its place
             values[key] = _override_value(key, text, table, config)
-    workdir = given.get("workdir")
-    if not workdir:
+    workdir, inspect_data = given.get("workdir"), _inspect_data(given)
+    if not workdir and not inspect_data:
         raise ConfigError(
             "--workdir is missing: the folder for checkpoints, metrics and samples.\n"
             f"Write `{config_text.COMMAND} --config={path} --workdir=DIR`."
@@ -89,7 +91,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
             "Leave it out, or build a new model with `--config.model.path=`."
         )
     overrides = [f"{key}={schema.as_text(value)}" for key, value in values.items()]
-    return CommandLine(config, _absolute(workdir), overrides)
+    workdir = _absolute(workdir) if workdir else ""
+    return CommandLine(config, workdir, overrides, inspect_data)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
@@ -110,6 +113,8 @@ def _split(argv: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]
             settings.append((name, text))
         elif name in HELP:
             settings.append(("help", None))
+        elif name == "inspect_data":  # never takes the next word
+            settings.append((name, None))
         elif match := re.fullmatch(r"no-?(config\..+)", name):
             settings.append((match[1], "false"))
         elif words and not re.match(r"--?[A-Za-z]", words[0]):
@@ -117,6 +122,17 @@ def _split(argv: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]
         else:
             settings.append((name, None))
     return settings, strays
+
+
+def _inspect_data(given: Mapping[str, str | None]) -> bool:
+    """Whether --inspect_data was given, bare or with a word for true."""
+    text = given.get("inspect_data", "false")
+    if text is not None and text.lower() not in BOOLEANS:
+        raise ConfigError(
+            f"--inspect_data is {text!r}, expected true or false.\n"
+            "Write `--inspect_data`."
+        )
+    return text is None or BOOLEANS[text.lower()]
 
 
 def _stray_error(word: str, table: Mapping[str, schema.Key]) -> ConfigError:

@@ -70,16 +70,24 @@ class Runtime:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Rows to train on and to evaluate on."""
+    """Rows to train on and to evaluate on.
 
-    train: str = ""  # file, glob or folder (.jsonl, .jsonl.gz, .parquet), or arithmetic
-    eval: str = ""  # the same, for evaluation; empty: none
-    prompt_column: str = "prompt"  # column with the prompt: text or a list of messages
-    answer_column: str = "answer"  # column with the reference answer; empty: none
-    completion_column: str = "completion"  # column with the reply to learn
+    A source is a file, a glob or a folder of .jsonl, .jsonl.gz and .parquet files, or a
+    built-in task: arithmetic or word_problems. Several are written with commas, and
+    with @ their shares of what is drawn: `gsm8k.jsonl@0.7,math/*.parquet@0.3`. Rows are
+    recognised by their columns (data/shapes.py, data/fields.py).
+    """
+
+    train: str = ""  # files, folders, built-in tasks; with shares: A@0.7,B@0.3
+    eval: str = ""  # the same without shares, for evaluation; empty: none
+    prompt_column: str = ""  # column with the prompt, text or messages; empty: found
+    answer_column: str = ""  # column with the reference answer; empty: found
+    completion_column: str = ""  # column with the reply to learn; empty: found
     answer_after: str = ""  # the answer is what follows the last of these; empty: all
     system: str = ""  # system message put before each prompt; empty: none
     instruction: str = ""  # text added at the end of each prompt; empty: none
+    # For the chat template, e.g. enable_thinking=false; values are JSON.
+    template_variables: tuple[str, ...] = ()
     num_problems: int = 4096  # problems of a generated task to train on
     num_eval_problems: int = 128  # other problems of it to evaluate on
 
@@ -215,6 +223,7 @@ class Run:
     model: Model = Model()
     mesh: Mesh = Mesh()
     runtime: Runtime = Runtime()
+    export: bool = True  # at the end also write WORKDIR/huggingface, a model folder
 
 
 # Keys, or groups of keys, that mean nothing for a kind.

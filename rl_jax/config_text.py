@@ -8,6 +8,7 @@ from rl_jax import config as defaults
 from rl_jax import recipe, schema
 
 COMMAND = "python -m rl_jax.train"
+_NO_BREAK = "\N{NO-BREAK SPACE}"  # for a space inside a value, while lines are wrapped
 WIDTH = 88
 INDENT = 18  # columns of a group's name
 
@@ -29,7 +30,7 @@ def describe(config: schema.Tree, overrides: Iterable[str] = ()) -> str:
         group, _, name = path.rpartition(".")
         mark = "*" if path in marked else ""
         text = f"{mark}{name}={schema.quoted(schema.as_text(values[path]))}"
-        groups.setdefault(group, []).append(text)
+        groups.setdefault(group, []).append(text.replace(" ", _NO_BREAK))
     lines = [
         textwrap.fill(
             " ".join(words),
@@ -41,6 +42,7 @@ def describe(config: schema.Tree, overrides: Iterable[str] = ()) -> str:
         )
         for group, words in groups.items()
     ]
+    lines = [line.replace(_NO_BREAK, " ") for line in lines]
     if marked:
         lines.append("* set on the command line")
     return "\n".join(lines)
@@ -75,6 +77,11 @@ def usage(config: schema.Tree | None) -> str:
             "used before is taken up where it stopped",
         ),
         _entry("--config.KEY", "overrides a key of the recipe"),
+        _entry(
+            "--inspect_data",
+            "shows rows with their tokens and what is learnt of them, and ends; "
+            "--workdir is not needed",
+        ),
         "",
         "Recipes here:",
         *(_entry(path, text) for path, text in recipe.shipped().items()),

@@ -3,6 +3,8 @@
     python -m rl_jax.train --config=configs/quickstart.py --workdir=DIR \
         [--config.KEY=VALUE ...]
 
+With --inspect_data it shows some rows as tokens, and ends; --workdir is not needed.
+
 Exit codes: 0 done, 2 the configuration is wrong (a retry will not help), 143 (130 for
 Ctrl-C) stopped by a signal and saved (the same command resumes), 1 a crash.
 """
@@ -21,6 +23,8 @@ from rl_jax import config as configs
 def main(argv: Sequence[str]) -> int:
     """Runs a command line (without the program's name); returns the exit code."""
     command = command_line.parse(argv)
+    if command.inspect_data:
+        return inspect_data(command.config, command.workdir)
     return train(command.config, command.workdir, command.overrides)
 
 
@@ -44,10 +48,10 @@ def train(
     run = configs.resolve(config)
     print(command_line.describe(config, overrides), flush=True)
     # Imported late: a wrong configuration is told in less time than jax takes.
-    from rl_jax.stages import chain, inputs
+    from rl_jax.stages import chain, reading
     from rl_jax.stages.context import Preempted, StopFlag
 
-    inputs.check_data(run)
+    reading.check_data(run)
     workdir = pathlib.Path(workdir).absolute()
     stop = StopFlag()
     stop.install()
@@ -55,6 +59,28 @@ def train(
         chain.run(run, workdir, stop, started=lambda: _record(config, workdir))
     except Preempted as stopped:
         return stopped.code
+    return 0
+
+
+def inspect_data(
+    config: config_dict.ConfigDict, workdir: str | pathlib.Path = ""
+) -> int:
+    """Prints rows of every stage with their tokens and masks; writes nothing.
+
+    Args:
+        config: from `rl_jax.config.stage` or `chain`.
+        workdir: of a run begun already, if any: a new model's tokenizer is there.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        ConfigError: for a wrong config or faulty data.
+    """
+    run = configs.resolve(config)
+    from rl_jax.stages import inspection
+
+    inspection.show(run, pathlib.Path(workdir) if workdir else None)
     return 0
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from rl_jax import checks, schema
 from rl_jax import config as defaults
+from rl_jax.data import sources
 from rl_jax.errors import ConfigError
 
 # Kind, what is set, and what the message must hold.
@@ -63,6 +64,29 @@ FAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("rl", {"data.train": "notes.txt"}, ["has no .jsonl"]),
     ("rl", {"data.train": "*.parquet"}, ["does not exist"]),
     ("rl", {"data.eval": "none.jsonl"}, ["data.eval is 'none.jsonl'"]),
+    (
+        "rl",
+        {"data.train": "rows.jsonl,row.jsonl"},
+        ["data.train names 'row.jsonl'", "nearest: 'rows.jsonl'"],
+    ),
+    ("rl", {"data.train": "rows.jsonl@1,none@2"}, ["data.train names 'none'"]),
+    ("rl", {"data.train": "rows.jsonl@0"}, ["the share '0'", "above 0"]),
+    ("rl", {"data.train": "rows.jsonl@1,arithmetic"}, ["none to 'arithmetic'"]),
+    (
+        "rl",
+        {"data.eval": "rows.jsonl@1,arithmetic@2"},
+        ["data.eval gives 'rows.jsonl' a share", "data.eval=rows.jsonl"],
+    ),
+    (
+        "sft",
+        {"data.train": "rows.jsonl,word_problems"},
+        ["'word_problems', a task for reinf", "data.train=arithmetic"],
+    ),
+    (
+        "rl",
+        {"data.template_variables": ("enable_thinking",)},
+        ["'enable_thinking', expected NAME=VALUE", "=enable_thinking=false"],
+    ),
     ("rl", {"eval.every": 5}, ["data.eval is empty", "data.eval=arithmetic"]),
     (
         "rl",
@@ -192,6 +216,28 @@ def repair(config: schema.Tree, text: str, prefix: str) -> None:
         assert str(error).splitlines()[0] != text.splitlines()[0]
 
 
+def test_template_variables_are_json_or_text():
+    entries = (
+        "enable_thinking=false",
+        "effort=low",
+        "n=3",
+        'a={"b": 1}',
+        "s=x=y",
+        "t=",
+    )
+    assert checks.template_variables(entries, "data.template_variables") == {
+        "enable_thinking": False,
+        "effort": "low",
+        "n": 3,
+        "a": {"b": 1},
+        "s": "x=y",
+        "t": "",
+    }
+    for entry in ("a", "=1", "a-b=1"):
+        with pytest.raises(ConfigError, match="expected NAME=VALUE"):
+            checks.template_variables((entry,), "data.template_variables")
+
+
 def test_every_number_has_bounds():
     for cls, bounds in (
         (defaults.Run, checks.RUN_BOUNDS),
@@ -206,7 +252,15 @@ def test_every_number_has_bounds():
 
 
 def test_data_may_be_a_file_a_glob_or_a_folder(tmp_path):
-    for path in ("rows.jsonl", "r*.jsonl", ".", str(tmp_path), "**/*.jsonl"):
+    for path in (
+        "rows.jsonl",
+        "r*.jsonl",
+        ".",
+        str(tmp_path),
+        "**/*.jsonl",
+        "rows.jsonl,arithmetic",
+        "rows.jsonl@0.7, r*.jsonl@3,word_problems@1",
+    ):
         config = defaults.stage("rl")
         config.data.train = path
         assert defaults.resolve(config).stages[0].data.train == path
@@ -255,6 +309,10 @@ def test_names_are_those_of_the_code_that_takes_them():
     assert set(checks.REWARD_FUNCTIONS) == set(registry.BUILT_IN)
     files = pytest.importorskip("rl_jax.data.files")
     assert checks.DATA_SUFFIXES == files.SUFFIXES
+    reading = pytest.importorskip("rl_jax.stages.reading")
+    assert {*sources.BUILT_IN} == {*reading.PROBLEMS}
+    problems_only = {*reading.PROBLEMS} - {*reading.DEMONSTRATIONS}
+    assert {*checks.PROBLEMS_ONLY} == problems_only
     formats = schema.keys(defaults.Reward)["answer_format"].choices
     assert set(formats) == set(registry.ANSWER_FORMATS)
 
@@ -263,4 +321,4 @@ def test_the_mesh_and_the_model_spec_are_made_of_our_keys():
     models = pytest.importorskip("rl_jax.models.spec")
     ours = {field.name for field in dataclasses.fields(defaults.Model)}
     theirs = {field.name for field in dataclasses.fields(models.ModelSpec)}
-    assert ours - theirs == {"path"}
+    assert ours - theirs == {"path", "rope_theta"}

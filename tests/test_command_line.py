@@ -46,6 +46,7 @@ OTHER = {
     "model.path": "model",
     "data.train": "rows.jsonl",
     "data.eval": "rows.jsonl",
+    "data.template_variables": "enable_thinking=false",
     "init": "model",
     "stages": "sft",
 }
@@ -79,10 +80,10 @@ def fault_of(*words: str, recipe: str = "flat") -> str:
 
 
 def test_without_overrides_the_recipe_is_taken_as_it_is(tmp_path):
-    config, workdir, overrides = parse()
-    assert (config.steps, config.kind) == (7, "rl")
-    assert workdir == str(tmp_path / "run")
-    assert overrides == []
+    given = parse()
+    assert (given.config.steps, given.config.kind) == (7, "rl")
+    assert given.workdir == str(tmp_path / "run")
+    assert given.overrides == []
 
 
 def test_an_argument_of_the_recipe_follows_a_colon():
@@ -322,7 +323,9 @@ def test_sizes_without_effect_are_those_that_a_model_folder_brings():
     spec = set(models.ModelSpec.__dataclass_fields__)
     ours = {key.partition(".")[2] for key in defaults.MODEL_SIZES}
     chosen = {"dtype", "param_dtype", "float32_head", "remat"}
-    assert ours == (spec & set(defaults.Model.__dataclass_fields__)) - chosen
+    assert ours == (spec & {*defaults.Model.__dataclass_fields__}) - chosen | {
+        "rope_theta"  # of all layers; the spec has one for each
+    }
 
 
 def test_a_missing_config_lists_the_recipes_here():
@@ -359,6 +362,29 @@ def test_help_shows_flags_recipes_and_every_key_with_value_and_comment(first, ca
     assert ("--config.batch.rows_per_step=8" in page) != bool(first)
     assert "configs/chain.py" in page
     assert max(map(len, page.splitlines())) <= 88
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_data_can_be_inspected_without_a_workdir(place):
+    words = ["--config=configs/flat.py", "--config.steps=3"]
+    words.insert(place, "--inspect_data")
+    given = command_line.parse(words)
+    assert given.inspect_data and given.workdir == ""
+    assert (given.config.steps, given.overrides) == (3, ["steps=3"])
+    assert not parse().inspect_data
+
+
+def test_inspecting_data_is_a_switch_that_takes_no_next_word(tmp_path):
+    given = parse("--inspect_data", "--config.steps=3")
+    assert given.inspect_data and given.workdir == str(tmp_path / "run")
+    assert parse("--inspect_data=yes").inspect_data
+    assert not parse("--inspect_data=false").inspect_data
+    assert "'10' belongs to no flag" in fault_of("--inspect_data", "10")
+    assert "expected true or false" in fault_of("--inspect_data=maybe")
+    assert "`--inspect_data`" in fault_of("--inspect-data")
+    assert "`--inspect_data=true`" in fault_of("inspect_data=true")
+    text = fault("--config=configs/flat.py", "--inspect_data=no")
+    assert text.startswith("--workdir is missing")
 
 
 def test_nothing_is_left_in_the_flags_of_the_process():

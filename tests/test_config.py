@@ -50,7 +50,7 @@ def test_a_flat_config_is_one_stage_named_as_its_kind():
 
 def test_a_chain_keeps_what_stages_share_at_the_top():
     config = two_stages()
-    shared = {"model", "mesh", "seed", "runtime"}
+    shared = {"model", "mesh", "seed", "runtime", "export"}
     assert set(config.keys()) == shared | {"stages", "warm", "rl"}
     assert not shared & set(config.rl.keys())
     run = defaults.resolve(config)

@@ -15,7 +15,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MESH_AXES = {"replica", "fsdp", "tensor"}
 # Thin: they read a command line and call the stages.
-COMMANDS = {"train", "evaluate", "generate", "load"}
+COMMANDS = {"train", "evaluate", "generate", "convert", "load"}
 # Words for people, in tables of keys and in messages.
 MAY_NAME_AXES = {"mesh", "config", "checks", "stages.context"}
 
@@ -122,7 +122,13 @@ def test_objectives_and_models_see_no_config_and_no_run(name):
 
 
 # What reads and writes model folders; everything else is arrays in, arrays out.
-FILES = {"models.huggingface", "models.huggingface_config", "models.weight_files"}
+FILES = {
+    "models.export",
+    "models.huggingface",
+    "models.huggingface_config",
+    "models.huggingface_rope",
+    "models.weight_files",
+}
 
 
 @pytest.mark.parametrize(

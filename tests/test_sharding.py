@@ -25,13 +25,14 @@ from rl_jax.learner import Batch, State, init_state, make_learner, to_device
 from rl_jax.mesh import make_mesh, sharding, spec
 from rl_jax.models import decoder
 from rl_jax.models.params import Params, layout, map_layout, num_params
-from rl_jax.models.spec import ModelSpec
+from rl_jax.models.spec import Attention, ModelSpec
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.rollout import programs
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
 from rl_jax.rollout.sample import Request, Sample
 
+# With every kind of weight, each of which has its own way to be divided.
 MODEL = ModelSpec(
     num_layers=2,
     width=16,
@@ -40,6 +41,11 @@ MODEL = ModelSpec(
     head_dim=6,
     ffn_width=24,
     vocab_size=34,
+    attention=(Attention(window=4), Attention()),
+    qkv_bias=True,
+    qk_norm="whole",
+    post_norm=True,
+    final_softcap=9.0,
 )
 T, V = 11, MODEL.vocab_size
 LOSS = dataclasses.replace(PRESETS["grpo"], entropy_coef=0.01)

@@ -26,7 +26,7 @@ from rl_jax import config as configs
 from rl_jax.data.rows import Row
 from rl_jax.load import load
 from rl_jax.mesh import make_mesh, sharding
-from rl_jax.models import huggingface
+from rl_jax.models import export
 from rl_jax.models.params import Leaf, Params, map_layout
 from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards.score import Score, Verdict
@@ -118,7 +118,7 @@ def exported(workdir: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     mesh = one_device()
     with jax.set_mesh(mesh):
         loaded = load(workdir, mesh)
-        huggingface.save_params(loaded.params, loaded.model, folder)
+        export.save_params(loaded.params, loaded.model, folder)
     shutil.copytree(workdir / contexts.TOKENIZER_FOLDER, folder, dirs_exist_ok=True)
     return folder
 

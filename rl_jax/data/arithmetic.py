@@ -7,16 +7,14 @@ when the running totals are written down. The demonstrations for a cold start ar
 two kinds, one in five worked out, the others the bare answer; which kind pays is for
 reinforcement learning to find out.
 
-Splits never share a problem: the checksum of a problem's text decides its split.
+Splits never share a problem: see generated.py.
 """
 
 import random
-import zlib
 
+from rl_jax.data.generated import distinct
 from rl_jax.data.rows import Row
-from rl_jax.errors import ConfigError
 
-SPLITS = ("sft", "rl", "eval")
 NUM_OPERATIONS = 5
 # Running totals stay within 0 and this. One digit: a model of this size learns one-
 # digit arithmetic in a minute on a CPU, and two-digit arithmetic not in ten.
@@ -25,43 +23,15 @@ LARGEST = 9
 # right one time in six, and one in three with operands up to 9.
 OPERANDS = (2, 5)
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
-# The share of a hundred that each split owns, in the order of SPLITS.
-_BOUNDS = (40, 80, 100)
-# Draws in a row without a new problem: by then all but a few in a thousand are found.
-_MOST_IN_VAIN = 10_000
-
-
-def split_of(problem: str) -> str:
-    """The split that a problem belongs to, for ever."""
-    bucket = zlib.crc32(problem.encode()) % 100
-    return SPLITS[sum(bucket >= bound for bound in _BOUNDS)]
 
 
 def problems(split: str, count: int, seed: int) -> list[tuple[str, str, int]]:
     """`count` distinct problems of a split: (problem, worked steps, answer).
 
     Raises:
-        ValueError: if `split` is not one of SPLITS.
-        ConfigError: if there are not that many.
+        ValueError, ConfigError: as `generated.distinct`.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}")
-    draw = random.Random(f"arithmetic/{split}/{seed}")
-    found: dict[str, tuple[str, str, int]] = {}
-    in_vain = 0
-    while len(found) < count:
-        problem = _problem(draw)
-        if split_of(problem[0]) == split and problem[0] not in found:
-            found[problem[0]], in_vain = problem, 0
-            continue
-        in_vain += 1
-        if in_vain == _MOST_IN_VAIN:
-            raise ConfigError(
-                f"arithmetic has no {count} different problems of split {split!r}: "
-                f"{len(found)} were found.\nAsk for fewer: "
-                f"--config.data.num_problems={len(found)} (or num_eval_problems)"
-            )
-    return list(found.values())
+    return distinct(_problem, "arithmetic", split, count, seed)
 
 
 def _problem(draw: random.Random) -> tuple[str, str, int]:

@@ -1,31 +1,22 @@
-"""Data files to rows: the problems of reinforcement learning, the talks of fine-tuning.
+"""Data files to rows: problems to answer, conversations to learn, replies to compare.
 
-A row is a conversation in messages, the reference answer, and whatever else the file
-has, kept for reward functions. `read_rows` gives conversations that end where the
-assistant is to speak; `read_conversations` gives whole ones. Files are opened in
-files.py, tokens are made in chat.py.
+A row is a conversation in messages, its reference answers, and whatever else the file
+has, kept for reward functions. Files are opened in files.py, columns are recognised in
+shapes.py and fields.py, tokens are made in chat.py.
 """
 
 import dataclasses
-import decimal
-import difflib
+import functools
+import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_jax.data.files import Record, json_type, records
+from rl_jax.data import fields, shapes
+from rl_jax.data.files import Record, records
+from rl_jax.data.messages import Messages
 from rl_jax.errors import ConfigError
-
-Messages = list[dict[str, Any]]
-
-# Names that public data sets give to a column, for the hint in an error only.
-_OTHER_NAMES = {
-    "prompt": ("messages", "question", "problem", "instruction", "input", "query"),
-    "answer": ("solution", "ground_truth", "label", "target", "final_answer", "output"),
-    "completion": ("answer", "response", "solution", "output", "reply"),
-    "messages": ("conversations", "conversation", "chat", "prompt"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +24,14 @@ class Row:
     """One problem, or one conversation to learn from.
 
     Attributes:
-        messages: turns, each with `role` and `content`.
-        answer: the reference answer, as the file has it but trimmed; "" if not asked.
+        messages: turns, each with `role` and `content`; see messages.py.
+        answer: the reference answer, trimmed; "" if there is none.
         data_source: the name by which a reward can tell one data set from another.
-        index: position among all rows that were read, from 0.
+        index: position among all rows that were read with it, from 0.
         extra: the other columns.
+        tools: JSON schemas for the chat template; None if there are none.
+        variables: what else the chat template is given, such as enable_thinking.
+        other_answers: further answers that are as good as `answer`.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -45,34 +39,93 @@ class Row:
     data_source: str
     index: int
     extra: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    other_answers: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Every acceptable answer; () if there is none."""
+        return (self.answer, *self.other_answers) if self.answer else ()
+
+    @functools.cached_property
+    def id(self) -> str:
+        """A name made of the content: the same wherever the row stands."""
+        return _hash(self.messages, self.answers, self.tools, self.variables)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preference:
+    """Two replies to one prompt, of which one is better.
+
+    Attributes:
+        prompt: turns up to where the assistant is to speak.
+        chosen, rejected: the better and the worse reply; each begins with an
+            assistant turn.
+        data_source, index, extra, tools, variables: as for Row.
+    """
+
+    prompt: tuple[dict[str, Any], ...]
+    chosen: tuple[dict[str, Any], ...]
+    rejected: tuple[dict[str, Any], ...]
+    data_source: str
+    index: int
+    extra: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def id(self) -> str:
+        """A name made of the content: the same wherever the row stands."""
+        parts = (self.prompt, self.chosen, self.rejected)
+        return _hash(*parts, self.tools, self.variables)
+
+
+def _hash(*content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Framing:
+    """What a run puts around every conversation of its data.
+
+    Attributes:
+        system: a system message for every row; it replaces a row's own. "": none.
+        instruction: put after the last user message, with an empty line between.
+        variables: for the chat template, where the row does not say otherwise.
+        data_source: name of the data; "" takes what the row says, or else the file's
+            name without its ending.
+    """
+
+    system: str = ""
+    instruction: str = ""
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data_source: str = ""
 
 
 def read_rows(
     path: str | pathlib.Path,
     *,
-    prompt_column: str,
-    answer_column: str,
+    prompt_column: str = "",
+    answer_column: str = "",
     answer_after: str = "",
-    system: str = "",
-    instruction: str = "",
-    data_source: str = "",
+    needs_answer: bool = False,
+    framing: Framing = Framing(),
 ) -> list[Row]:
     """Problems: conversations that end where the assistant is to answer.
 
     Args:
         path: a .jsonl, .jsonl.gz or .parquet file, a glob, or a folder of such files.
-        prompt_column: holds a string (one user turn), or a list of {role, content},
-            which may itself be written as a JSON string. Assistant turns at its end
-            are dropped.
-        answer_column: holds a string or a number; "" if no answer is needed. A name
-            with dots, here and in `prompt_column`, looks inside an object:
-            `reward_model.ground_truth`.
+        prompt_column: holds a string (one user turn), or a list of messages, which may
+            itself be written as a JSON string. Assistant turns at its end are dropped.
+            "" recognises the row by its columns (shapes.py). A name with dots, here
+            and in `answer_column`, looks inside an object: `reward_model.ground_truth`.
+        answer_column: holds a string, a number, or a list of equally good ones. ""
+            takes the first of the usual columns (fields.py).
         answer_after: the answer is what follows the last such mark, as with "####" in
             GSM8K. "" takes the whole column.
-        system: a system message for every row; it replaces a row's own.
-        instruction: put after the last user message, with an empty line between.
-        data_source: name of the data; "" takes the row's column `data_source`, or
-            else the file's name without its ending.
+        needs_answer: a row without an answer is an error.
 
     Raises:
         ConfigError: with file and row, for a missing file or column, and for a value
@@ -80,193 +133,130 @@ def read_rows(
     """
     rows = []
     for record in records(path):
-        value = _column(record, prompt_column, "prompt")
-        messages = _prompt(value, record, prompt_column)
-        while messages and messages[-1]["role"] == "assistant":
-            messages.pop()
-        if not messages:
-            raise ConfigError(
-                f"{record.where}: column {prompt_column!r} has only assistant turns.\n"
-                "Expected a user turn for the assistant to answer."
-            )
-        answer = ""
-        if answer_column:
-            answer = _answer(record, answer_column, answer_after)
-        used = (prompt_column, answer_column)
-        messages = _framed(messages, record, system, instruction)
-        rows.append(_row(record, messages, answer, data_source, len(rows), used))
+        messages, used = shapes.prompt(record, prompt_column)
+        answers, answer_used = fields.answers(
+            record, answer_column, after=answer_after, needed=needs_answer
+        )
+        used = (*used, *answer_used)
+        rows.append(_row(record, messages, answers, len(rows), used, framing))
     return rows
 
 
 def read_conversations(
     path: str | pathlib.Path,
     *,
-    messages_column: str = "messages",
-    prompt_column: str = "prompt",
-    completion_column: str = "completion",
-    system: str = "",
-    instruction: str = "",
-    data_source: str = "",
+    prompt_column: str = "",
+    completion_column: str = "",
+    framing: Framing = Framing(),
 ) -> list[Row]:
     """Whole conversations, to fine-tune on the assistant's turns.
 
     Args:
-        messages_column: holds a list of {role, content}, or that list as a JSON
-            string. Where a row has this column, the other two are not read.
-        prompt_column: holds a string (one user turn), or messages.
+        path: as for read_rows.
+        prompt_column: holds a string (one user turn), or messages; the whole
+            conversation if the last of them is the assistant's and no completion
+            follows. "" recognises the row by its columns (shapes.py).
         completion_column: holds a string (one assistant turn), or messages.
-        path, system, instruction, data_source: as for read_rows.
 
     Raises:
         ConfigError: as read_rows; and for a row without an assistant turn.
     """
     rows = []
     for record in records(path):
-        if messages_column and messages_column in record.values:
-            used = (messages_column,)
-            value = record.values[messages_column]
-            messages = _messages(value, record, messages_column)
-        else:
-            used = (prompt_column, completion_column)
-            value = _column(record, prompt_column, "prompt")
-            reply = _column(record, completion_column, "completion")
-            messages = _prompt(value, record, prompt_column)
-            messages += _prompt(reply, record, completion_column, role="assistant")
-        if all(message["role"] != "assistant" for message in messages):
-            raise ConfigError(
-                f"{record.where}: there is no assistant turn to learn from.\n"
-                f"Roles found: {', '.join(message['role'] for message in messages)}."
-            )
-        messages = _framed(messages, record, system, instruction)
-        rows.append(_row(record, messages, "", data_source, len(rows), used))
+        messages, used = shapes.conversation(record, prompt_column, completion_column)
+        rows.append(_row(record, messages, (), len(rows), used, framing))
     return rows
+
+
+def read_preferences(
+    path: str | pathlib.Path,
+    *,
+    prompt_column: str = "",
+    chosen_column: str = "",
+    rejected_column: str = "",
+    framing: Framing = Framing(),
+) -> list[Preference]:
+    """Pairs of replies, for a reward model or for learning from preferences.
+
+    Args:
+        path: as for read_rows.
+        prompt_column: holds a string (one user turn), or messages. "" takes `prompt`,
+            or else what the two replies share at their beginning.
+        chosen_column, rejected_column: hold a string (one assistant turn), messages,
+            or a whole conversation with its prompt. "" takes `chosen`, `rejected`.
+
+    Raises:
+        ConfigError: as read_rows; and for a pair without a prompt.
+    """
+    found = []
+    for record in records(path):
+        prompt, chosen, rejected, used = shapes.pair(
+            record, prompt_column, chosen_column, rejected_column
+        )
+        row = _row(record, prompt, (), len(found), used, framing)
+        found.append(
+            Preference(
+                row.messages,
+                tuple(chosen),
+                tuple(rejected),
+                row.data_source,
+                row.index,
+                row.extra,
+                row.tools,
+                row.variables,
+            )
+        )
+    return found
+
+
+_TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs", "enable_thinking")
 
 
 def _row(
     record: Record,
     messages: Messages,
-    answer: str,
-    data_source: str,
+    answers: Sequence[str],
     index: int,
     used: Sequence[str],
+    framing: Framing,
 ) -> Row:
+    taken = {*used, *_TEMPLATE_COLUMNS}
     stem = record.file.name.partition(".")[0]
-    source = data_source or str(record.values.get("data_source") or stem)
-    extra = {name: value for name, value in record.values.items() if name not in used}
-    return Row(tuple(messages), answer, source, index, extra)
-
-
-def _column(record: Record, column: str, meaning: str) -> Any:
-    """The value of a column, which may lie inside an object: `a.b`."""
-    if column in record.values:
-        return record.values[column]
-    value: Any = record.values
-    for name in column.split("."):
-        value = _maybe_json(value)
-        if not isinstance(value, dict) or name not in value:
-            raise _missing_column(record, column, meaning)
-        value = value[name]
-    return value
-
-
-def _missing_column(record: Record, column: str, meaning: str) -> ConfigError:
-    found = list(record.values)
-    known = [name for name in _OTHER_NAMES[meaning] if name in found]
-    close = difflib.get_close_matches(column, found, n=1)
-    name = [*close, *known, "NAME"][0]
-    return ConfigError(
-        f"{record.where}: there is no column {column!r} for the {meaning}.\n"
-        f"Columns found: {', '.join(found) or 'none'}.\n"
-        f"Write --config.data.{meaning}_column={name}"
+    return Row(
+        messages=tuple(_framed_messages(messages, framing, record.where)),
+        answer=answers[0] if answers else "",
+        data_source=framing.data_source or fields.source(record) or stem,
+        index=index,
+        extra={k: v for k, v in record.values.items() if k not in taken},
+        tools=fields.tools(record),
+        variables={**framing.variables, **fields.variables(record)},
+        other_answers=tuple(answers[1:]),
     )
 
 
-def _prompt(value: Any, record: Record, column: str, *, role: str = "user") -> Messages:
-    """Messages from a column that holds one turn's text or a list of turns."""
-    # A column of this name holds turns: a string in it that is not a list is a fault.
-    if isinstance(value, str) and column != "messages":
-        inner = _maybe_json(value)
-        is_messages = isinstance(inner, list) and all(
-            isinstance(turn, dict) and "role" in turn and "content" in turn
-            for turn in inner
-        )
-        if not (inner and is_messages):
-            if not value.strip():
-                raise ConfigError(f"{record.where}: column {column!r} is empty.")
-            return [{"role": role, "content": value}]
-    return _messages(value, record, column)
+def framed(row: Row, framing: Framing) -> Row:
+    """A row that was made and not read, with what the run puts around it."""
+    messages = _framed_messages(list(row.messages), framing, f"row {row.index + 1}")
+    variables = {**framing.variables, **row.variables}
+    return dataclasses.replace(row, messages=tuple(messages), variables=variables)
 
 
-def _messages(value: Any, record: Record, column: str) -> Messages:
-    turns = _maybe_json(value)
-    expected = 'Expected a list such as [{"role": "user", "content": "..."}].'
-    if not isinstance(turns, list):
-        raise ConfigError(
-            f"{record.where}: column {column!r} holds {json_type(turns)}.\n{expected}"
-        )
-    if not turns:
-        raise ConfigError(f"{record.where}: column {column!r} is empty.\n{expected}")
-    messages = []
-    for number, turn in enumerate(turns, start=1):
-        if not isinstance(turn, dict):
-            raise ConfigError(
-                f"{record.where}: turn {number} of {column!r} is {json_type(turn)}.\n"
-                f"{expected}"
-            )
-        for name in ("role", "content"):
-            if not isinstance(turn.get(name), str):
-                raise ConfigError(
-                    f"{record.where}: turn {number} of {column!r} has "
-                    f"{json_type(turn.get(name))} as its {name}.\n{expected}"
-                )
-        # Parquet fills in null where some other turn has one more field.
-        messages.append({name: v for name, v in turn.items() if v is not None})
-    return messages
-
-
-def _maybe_json(value: Any) -> Any:
-    """A string that is written as a JSON list or object becomes it."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
-def _answer(record: Record, column: str, after: str) -> str:
-    value = _column(record, column, "answer")
-    number = isinstance(value, (int, float, decimal.Decimal))
-    if isinstance(value, bool) or not (number or isinstance(value, str)):
-        raise ConfigError(
-            f"{record.where}: column {column!r} holds {json_type(value)}.\n"
-            "Expected the answer as a string or a number."
-        )
-    _, mark, answer = str(value).rpartition(after) if after else ("", "", str(value))
-    if after and (not mark or not answer.strip()):
-        raise ConfigError(
-            f"{record.where}: column {column!r} has nothing after {after!r}: "
-            f"...{str(value)[-60:]!r}\n"
-            "Write --config.data.answer_after='' to take the whole column."
-        )
-    return answer.strip()
-
-
-def _framed(
-    messages: Messages, record: Record, system: str, instruction: str
-) -> Messages:
-    """The conversation with the run's own system message and instruction."""
-    if system:
+def _framed_messages(messages: Messages, framing: Framing, where: str) -> Messages:
+    if framing.system:
         others = [turn for turn in messages if turn["role"] != "system"]
-        messages = [{"role": "system", "content": system}, *others]
-    if not instruction:
+        messages = [{"role": "system", "content": framing.system}, *others]
+    if not framing.instruction:
         return messages
     users = [i for i, turn in enumerate(messages) if turn["role"] == "user"]
     if not users:
         raise ConfigError(
-            f"{record.where}: there is no user turn to put data.instruction after."
+            f"{where}: there is no user turn to put data.instruction after."
         )
-    turn = messages[users[-1]]
-    content = f"{turn['content']}\n\n{instruction}"
+    turn, added = messages[users[-1]], f"\n\n{framing.instruction}"
+    content = turn["content"]
+    if isinstance(content, list):
+        content = [*content, {"type": "text", "text": added}]
+    else:
+        content = f"{content or ''}{added}"
     messages[users[-1]] = {**turn, "content": content}
     return messages

@@ -11,17 +11,19 @@ import jax
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
-from rl_jax.data import arithmetic, tokenizer
+from rl_jax.data import tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import check_divides, is_lead, make_mesh
 from rl_jax.models import huggingface
+from rl_jax.models.export import SIDE_FILES
+from rl_jax.models.huggingface_config import CONFIG
 from rl_jax.models.params import Params, init_params
-from rl_jax.models.spec import ModelSpec, RopeScaling
-from rl_jax.stages import inputs
+from rl_jax.models.spec import Attention, ModelSpec, spec_from_dict
+from rl_jax.stages import reading
+from rl_jax.stages.reading import TOKENIZER_FOLDER
 
 MODEL_FILE = "model.json"
-TOKENIZER_FOLDER = "tokenizer"
 
 
 class Preempted(Exception):  # noqa: N818 (no error: the run was asked to stop)
@@ -115,7 +117,8 @@ def _sizes(run: configs.Run) -> ModelSpec:
         choices = {name: sizes[name] for name in kept}
         return huggingface.spec_from_config(path, **choices)
     sizes["vocab_size"] = _rounded_up(run.model.vocab_size)
-    return ModelSpec(**sizes)
+    attention = (Attention(rope_theta=sizes.pop("rope_theta")),)
+    return ModelSpec(**sizes, attention=attention)
 
 
 def _rounded_up(vocab_size: int) -> int:
@@ -133,13 +136,7 @@ def _tokenizer(run: configs.Run, workdir: pathlib.Path) -> Tokenizer:
     if is_lead() and not folder.exists():
         unfinished = workdir / f"{TOKENIZER_FOLDER}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        tokenizer.train(
-            inputs.corpus(run),
-            unfinished,
-            vocab_size=run.model.vocab_size,
-            chat_template=arithmetic.CHAT_TEMPLATE,
-            specials=arithmetic.CHAT_SYMBOLS,
-        )
+        reading.new_tokenizer(run, unfinished)
         unfinished.rename(folder)
     return tokenizer.load(folder)
 
@@ -148,16 +145,7 @@ def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> None:
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    names = (
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "generation_config.json",
-        "chat_template.jinja",
-        "config.json",
-    )
-    for name in names:
+    for name in (CONFIG, *SIDE_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, unfinished / name)
     unfinished.rename(folder)
@@ -195,6 +183,12 @@ def first_params(context: Context) -> Params:
 
 def read_model_file(workdir: pathlib.Path) -> ModelSpec:
     """The model that a workdir holds."""
-    fields = json.loads((workdir / MODEL_FILE).read_text())
-    scaling = fields.pop("rope_scaling")
-    return ModelSpec(**fields, rope_scaling=RopeScaling(**scaling) if scaling else None)
+    path = workdir / MODEL_FILE
+    try:
+        return spec_from_dict(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} does not describe a model of this version of rl_jax: {error!r}.\n"
+            "Expected what a run of rl_jax.train wrote; train anew, or use the version "
+            "that wrote it."
+        ) from error

@@ -1,22 +1,22 @@
 """A stage's rows as token ids: prompts to answer, conversations to learn."""
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import grain
 import numpy as np
 
 from rl_jax import config as configs
-from rl_jax.data import arithmetic, chat, rows
+from rl_jax.data import chat, pipeline
+from rl_jax.data.messages import text_of
 from rl_jax.data.packing import Piece
 from rl_jax.data.rows import Row
+from rl_jax.data.sources import BUILT_IN, Mixture, Part
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
-
-BUILT_IN = "arithmetic"
+from rl_jax.stages import reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,34 +27,165 @@ class Prompt:
     ids: tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """A row, and its ids with what is learnt of them."""
+
+    row: Row
+    piece: Piece
+
+
+Item = TypeVar("Item", Prompt, Conversation)
+
+
 def train_prompts(
     stage: configs.StageConfig, text: Tokenizer, seed: int
-) -> list[Prompt]:
+) -> Mixture[Prompt]:
     """Prompts of `data.train` that fit, for reinforcement learning."""
-    data = stage.data
-    if data.train == BUILT_IN:
-        with _own_keys(stage):
-            found = arithmetic.rows("rl", data.num_problems, seed)
-    else:
-        found = _read_prompts(data.train, stage)
-    return _fitting(found, stage, text, "data.train")
+    return _prompts(reading.read(stage, "rl", seed), stage, text, "train")
 
 
 def eval_prompts(stage: configs.StageConfig, text: Tokenizer) -> list[Prompt]:
     """The first `eval.num_prompts` prompts of `data.eval` that fit.
 
-    Generated problems are the same whatever the seed, and are checked to be none of
-    those that any stage trains on.
+    Of several sources each gives one in turn.
     """
-    data = stage.data
-    if data.eval == BUILT_IN:
-        with _own_keys(stage):
-            found = arithmetic.rows("eval", data.num_eval_problems, seed=0)
-        held_out = {row.messages[-1]["content"] for row in found}
-        assert all(arithmetic.split_of(p) == "eval" for p in held_out)
-    else:
-        found = _read_prompts(data.eval, stage)
-    return _fitting(found, stage, text, "data.eval")[: stage.eval.num_prompts]
+    found = held_out_prompts(stage, text)
+    turns = itertools.zip_longest(*(part.items for part in found.parts))
+    in_turn = [p for turn in turns for p in turn if p is not None]
+    return in_turn[: stage.eval.num_prompts]
+
+
+def held_out_prompts(stage: configs.StageConfig, text: Tokenizer) -> Mixture[Prompt]:
+    """All prompts of `data.eval` that fit."""
+    return _prompts(reading.read(stage, "eval", seed=0), stage, text, "eval")
+
+
+def conversations(
+    stage: configs.StageConfig, text: Tokenizer, seed: int
+) -> Mixture[Conversation]:
+    """Conversations of `data.train` that fit a row and have something to learn.
+
+    A row whose earlier turns the template rewrites gives one for each such turn.
+    """
+
+    def make(row: Row) -> list[Conversation]:
+        sequences = chat.training_sequences(text, row.messages, **_template(row))
+        return [
+            Conversation(row, Piece(np.array(ids, np.int32), np.array(mask, bool)))
+            for ids, mask in sequences
+        ]
+
+    limit = stage.batch.row_tokens + 1  # the last token is only ever a target
+
+    def fault(conversation: Conversation) -> str:
+        if len(conversation.piece.tokens) > limit:
+            return f"longer than {limit} tokens"
+        # The first token is never predicted.
+        return "" if conversation.piece.mask[1:].any() else "nothing to learn in it"
+
+    found = reading.read(stage, "sft", seed)
+    return _fitting(
+        found,
+        make,
+        lambda conversation: len(conversation.piece.tokens),
+        fault,
+        what="conversations",
+        key=f"{stage.prefix}data.train",
+        # One less: see `limit`.
+        fix=lambda size: f"--config.{stage.prefix}batch.row_tokens={size - 1}",
+    )
+
+
+def _prompts(
+    found: Mixture[Row], stage: configs.StageConfig, text: Tokenizer, name: str
+) -> Mixture[Prompt]:
+    limit = stage.rollout.max_prompt_tokens
+    return _fitting(
+        found,
+        lambda row: [
+            Prompt(row, tuple(chat.prompt_ids(text, row.messages, **_template(row))))
+        ],
+        lambda prompt: len(prompt.ids),
+        lambda prompt: f"longer than {limit} tokens" if len(prompt.ids) > limit else "",
+        what="prompts",
+        key=f"{stage.prefix}data.{name}",
+        fix=lambda size: f"--config.{stage.prefix}rollout.max_prompt_tokens={size}",
+    )
+
+
+def _template(row: Row) -> dict[str, Any]:
+    return {"tools": row.tools, "variables": row.variables}
+
+
+def _fitting(
+    found: Mixture[Row],
+    make: Callable[[Row], list[Item]],
+    size: Callable[[Item], int],
+    fault: Callable[[Item], str],
+    *,
+    what: str,
+    key: str,
+    fix: Callable[[int], str],
+) -> Mixture[Item]:
+    """Items made of rows, without those that have a fault; prints a line a source.
+
+    Raises:
+        ConfigError: if nothing is left of a source.
+    """
+    parts = []
+    for part in found.parts:
+        items = [
+            item for row in part.items for item in _made(make, row, part.source.path)
+        ]
+        faults = [fault(item) for item in items]
+        kept = [item for item, wrong in zip(items, faults, strict=True) if not wrong]
+        left_out = {wrong: faults.count(wrong) for wrong in {*faults} - {""}}
+        sizes = tuple(size(item) for item in items)
+        parts.append(Part(part.source, kept, sizes, left_out))
+        if not kept:
+            reason = " or ".join(sorted(left_out))
+            write = "Look at the loss flags of their turns."
+            if "longer" in reason:
+                write = (
+                    f"The shortest has {min(sizes)}: write {fix(min(sizes))} or more."
+                )
+            raise ConfigError(
+                f"config.{key}: all {len(items)} {what} of {part.source.path} are left "
+                f"out: {reason}.\n{write}"
+            )
+    made = Mixture(tuple(parts))
+    for line in summary(made, what):
+        print(f"{key}: {line}", flush=True)
+    return made
+
+
+def _made(make: Callable[[Row], list[Item]], row: Row, path: str) -> list[Item]:
+    try:
+        return make(row)
+    except ConfigError as error:
+        raise ConfigError(f"Row {row.index + 1} of {path}: {error}") from error
+
+
+def summary(made: Mixture[Any], what: str) -> list[str]:
+    """A line a source: what was kept of it, its share, what was left out and why."""
+    lines = []
+    shares = made.weights or [None] * len(made.parts)
+    for part, share in zip(made.parts, shares, strict=True):
+        line = f"{len(part.items):,} {what} of {part.source.path}"
+        if share is not None:
+            line += f", {share:.1%} of what is drawn"
+        for reason, count in sorted(part.left_out.items()):
+            line += f"; {count:,} of {len(part.sizes):,} left out: {reason}"
+        lines.append(line)
+    return lines
+
+
+def stream(made: Mixture[Any], seed: int) -> grain.MapDataset:
+    """The endless order in which a stage takes its items; see data/pipeline.py."""
+    if made.weights is None:
+        return pipeline.stream(list(made), seed=seed)
+    return pipeline.mixture([p.items for p in made.parts], made.weights, seed=seed)
 
 
 def assert_held_out(prompts: Sequence[Prompt], trained_on: Sequence[Row]) -> None:
@@ -64,7 +195,7 @@ def assert_held_out(prompts: Sequence[Prompt], trained_on: Sequence[Row]) -> Non
     """
     learnt = {_question(row) for row in trained_on}
     in_both = [p.row for p in prompts if _question(p.row) in learnt]
-    generated = sum(row.data_source == BUILT_IN for row in in_both)
+    generated = sum(row.data_source in BUILT_IN for row in in_both)
     assert not generated, f"{generated} problems in two splits"
     if in_both:
         print(
@@ -76,141 +207,5 @@ def assert_held_out(prompts: Sequence[Prompt], trained_on: Sequence[Row]) -> Non
 
 def _question(row: Row) -> str:
     """What the user said last."""
-    turns = [m["content"] for m in row.messages if m["role"] == "user"]
+    turns = [text_of(m) for m in row.messages if m["role"] == "user"]
     return turns[-1] if turns else ""
-
-
-def check_data(run: configs.Run) -> None:
-    """Reads every data file once, so that faults are found before anything starts.
-
-    Raises:
-        ConfigError: for a missing file or column, or a value of the wrong kind.
-    """
-    for stage in run.stages:
-        files = {stage.data.eval} if stage.eval.every else set()
-        if stage.kind == "rl":
-            files.add(stage.data.train)
-        elif stage.data.train != BUILT_IN:
-            _read_conversations(stage)
-        for path in files - {BUILT_IN}:
-            _read_prompts(path, stage)
-
-
-@contextlib.contextmanager
-def _own_keys(stage: configs.StageConfig) -> Iterator[None]:
-    """Makes errors about data name the keys of this stage of a chain."""
-    try:
-        yield
-    except ConfigError as error:
-        text = str(error).replace("--config.data.", f"--config.{stage.prefix}data.")
-        raise ConfigError(text) from error
-
-
-def _read_conversations(stage: configs.StageConfig) -> list[Row]:
-    data = stage.data
-    with _own_keys(stage):
-        return rows.read_conversations(
-            data.train,
-            prompt_column=data.prompt_column,
-            completion_column=data.completion_column,
-            system=data.system,
-            instruction=data.instruction,
-        )
-
-
-def _read_prompts(path: str, stage: configs.StageConfig) -> list[Row]:
-    data = stage.data
-    with _own_keys(stage):
-        return rows.read_rows(
-            path,
-            prompt_column=data.prompt_column,
-            answer_column=data.answer_column,
-            answer_after=data.answer_after,
-            system=data.system,
-            instruction=data.instruction,
-        )
-
-
-def _fitting(
-    found: Sequence[Row], stage: configs.StageConfig, text: Tokenizer, name: str
-) -> list[Prompt]:
-    limit = stage.rollout.max_prompt_tokens
-    prompts = [Prompt(row, tuple(chat.prompt_ids(text, row.messages))) for row in found]
-    fitting = [prompt for prompt in prompts if len(prompt.ids) <= limit]
-    if not fitting:
-        shortest = min(len(prompt.ids) for prompt in prompts)
-        key = f"config.{stage.prefix}"
-        raise ConfigError(
-            f"{key}{name}: none of its {len(prompts)} prompts fits in "
-            f"rollout.max_prompt_tokens={limit} tokens (the shortest has {shortest}).\n"
-            f"Write --{key}rollout.max_prompt_tokens={shortest} or more."
-        )
-    if dropped := len(prompts) - len(fitting):
-        print(
-            f"{name}: {dropped} of {len(prompts)} prompts are longer than {limit} "
-            "tokens and left out",
-            flush=True,
-        )
-    return fitting
-
-
-def conversations(
-    stage: configs.StageConfig, text: Tokenizer, seed: int
-) -> tuple[list[Row], list[Piece]]:
-    """Rows of `data.train` and their ids with loss masks, those that fit a row."""
-    data = stage.data
-    if data.train == BUILT_IN:
-        with _own_keys(stage):
-            found = arithmetic.demonstrations(data.num_problems, seed)
-    else:
-        found = _read_conversations(stage)
-    pieces = []
-    for row in found:
-        ids, mask = chat.conversation_ids(text, row.messages)
-        pieces.append(Piece(np.array(ids, np.int32), np.array(mask, bool)))
-    limit = stage.batch.row_tokens + 1
-    fitting = [piece for piece in pieces if len(piece.tokens) <= limit]
-    if not fitting:
-        key = f"config.{stage.prefix}batch.row_tokens"
-        raise ConfigError(
-            f"None of the {len(pieces)} conversations of {data.train} fits in a row of "
-            f"{key}={limit - 1} tokens.\nWrite --{key}="
-            f"{min(len(piece.tokens) for piece in pieces)} or more."
-        )
-    if dropped := len(pieces) - len(fitting):
-        print(
-            f"data.train: {dropped} of {len(pieces)} conversations are longer than "
-            f"{limit} tokens and left out",
-            flush=True,
-        )
-    return list(found), fitting
-
-
-def corpus(run: configs.Run) -> Iterator[str]:
-    """Text for a new model's tokenizer: what the stages will train on."""
-    for stage in run.stages:
-        data = stage.data
-        if data.train == BUILT_IN:
-            # Any 2,000 have every word and digit of the task.
-            count = min(data.num_problems, 2000)
-            found = arithmetic.demonstrations(count, run.seed)
-        elif stage.kind == "sft":
-            found = _read_conversations(stage)
-        else:
-            found = _read_prompts(data.train, stage)
-        for row in found:
-            yield from (str(message["content"]) for message in row.messages)
-            if row.answer:
-                yield row.answer
-
-
-def at(stream: grain.MapDataset, position: int) -> Any:
-    """The item of an endless stream at a global index."""
-    item = stream[position]
-    assert item is not None  # such a stream is not filtered
-    return item
-
-
-def from_position(stream: grain.MapDataset, position: int) -> Iterator[Any]:
-    """Items of an endless stream from a global index on."""
-    return (at(stream, i) for i in itertools.count(position))

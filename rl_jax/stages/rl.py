@@ -19,7 +19,7 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.packing import Packed, Piece, pack
-from rl_jax.data.pipeline import stream
+from rl_jax.data.pipeline import Reader
 from rl_jax.errors import ConfigError
 from rl_jax.learner import Batch, Learner, State, make_learner, merge_metrics, to_device
 from rl_jax.models.params import Params
@@ -51,7 +51,6 @@ def run(
     prompts = inputs.train_prompts(stage, text, seed)
     held_out = inputs.eval_prompts(stage, text) if stage.eval.every else []
     inputs.assert_held_out(held_out, [p.row for p in prompts])
-    rows = stream(prompts, seed=seed)
 
     tx, lr_schedule = run_state.optimiser_of(stage, context.model)
     learner = make_learner(
@@ -62,6 +61,9 @@ def run(
     with (
         run_state.open_stage(context, stage, base, tx) as session,
         make_pool(stage) as pool,
+        Reader(
+            inputs.stream(prompts, seed), session.position.get("next_row", 0)
+        ) as reader,
     ):
         reference = base() if loss.kl_coef else None
         state, position = session.state, session.position
@@ -81,8 +83,7 @@ def run(
                 functools.partial(
                     sample, engine, pool, text, state.params, version=int(state.step)
                 ),
-                functools.partial(inputs.at, rows),
-                position.get("next_row", 0),
+                reader,
                 stage,
                 loss,
             )
@@ -119,7 +120,8 @@ def check_rewarded(scored: Sequence[Scored], stage: configs.StageConfig) -> None
         f"None of the {len(scored)} samples of the first step got a reward: verdict "
         f"{score.verdict.value!r}, {score.detail or 'no detail'}.\nLook at "
         f"--config.{stage.prefix}reward.functions={','.join(stage.reward.functions)} "
-        f"and --config.{stage.prefix}data.answer_column={stage.data.answer_column}."
+        f"and --config.{stage.prefix}data.answer_column="
+        f"{stage.data.answer_column or 'NAME'}."
     )
 
 
@@ -142,8 +144,7 @@ class Rollout:
 
 def collect(
     scorer: Callable[..., tuple[list[Scored], Timing]],
-    row: Callable[[int], inputs.Prompt],
-    next_row: int,
+    reader: Reader,
     stage: configs.StageConfig,
     loss: PolicyLoss,
 ) -> Rollout:
@@ -162,8 +163,7 @@ def collect(
     while True:
         missing = wanted - len(kept) // G
         asked = []
-        for i in range(next_row, next_row + missing):
-            prompt = row(i)
+        for i, prompt in reader.take(missing):
             request = Request(
                 i,
                 prompt.ids,
@@ -172,7 +172,6 @@ def collect(
                 stage.rollout.temperature,
             )
             asked.append((request, prompt))
-        next_row += missing
         scored, spent = scorer(asked=asked)
         timing += spent
         groups = [scored[i : i + G] for i in range(0, len(scored), G)]
@@ -188,7 +187,7 @@ def collect(
                 kept, dropped = scored, dropped - len(groups)
             break
         refills += 1
-    return Rollout(kept, timing, next_row, refills, dropped)
+    return Rollout(kept, timing, reader.position, refills, dropped)
 
 
 def _scores_differ(group: Sequence[Scored]) -> bool:

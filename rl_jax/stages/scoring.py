@@ -139,6 +139,7 @@ def _job(prompt: Prompt, sample: Sample, completion: str, text: Tokenizer) -> di
         "prompt": text.decode(list(prompt.ids), specials=True),
         "completion": completion,
         "answer": prompt.row.answer,
+        "answers": list(prompt.row.answers),
         "row": prompt.row.extra,
         "num_tokens": int(sample.policy_mask.sum()),
         "truncated": sample.truncated,

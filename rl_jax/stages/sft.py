@@ -1,6 +1,7 @@
 """Supervised fine-tuning: packed conversations, loss on the assistant's turns."""
 
 import functools
+import operator
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from rl_jax import config as configs
 from rl_jax.data.packing import fill
-from rl_jax.data.pipeline import stream
+from rl_jax.data.pipeline import Reader
 from rl_jax.learner import make_learner, merge_metrics, to_device
 from rl_jax.models.params import Params
 from rl_jax.stages import inputs, run_state
@@ -23,14 +24,24 @@ def run(
 ) -> Params:
     """Trains to `stage.steps`, from the newest checkpoint or from `base()`."""
     seed, text = context.run.seed, context.tokenizer
-    rows, pieces = inputs.conversations(stage, text, seed)
+    talks = inputs.conversations(stage, text, seed)
     held_out = inputs.eval_prompts(stage, text) if stage.eval.every else []
-    inputs.assert_held_out(held_out, rows)
-    endless = stream(pieces, seed=seed)
+    inputs.assert_held_out(held_out, [talk.row for talk in talks])
+    pieces = inputs.stream(talks, seed).map(operator.attrgetter("piece"))
 
     tx, lr_schedule = run_state.optimiser_of(stage, context.model)
     learner = make_learner(context.model, tx, lr_schedule)
-    with run_state.open_stage(context, stage, base, tx) as session:
+    with (
+        run_state.open_stage(context, stage, base, tx) as session,
+        # Where a batch ends depends on the lengths of all its rows, so every process
+        # reads all of them and packs the same batch.
+        Reader(
+            pieces,
+            session.position.get("next_row", 0),
+            process_index=0,
+            process_count=1,
+        ) as reader,
+    ):
         state, position = session.state, session.position
         for step in range(session.start, stage.steps + 1):
             session.begin(step, state, position)
@@ -42,12 +53,10 @@ def run(
                     session.save(step, state, position)
                 break
             began = time.monotonic()
-            next_row = position.get("next_row", 0)
             packed, taken = fill(
-                inputs.from_position(endless, next_row),
-                stage.batch.rows_per_step,
-                stage.batch.row_tokens,
+                reader.ahead(), stage.batch.rows_per_step, stage.batch.row_tokens
             )
+            reader.take(taken)
             counted = int(packed.mask_BT.sum())
             # One weight for every token of the step: the mean over all of them.
             weight_N = jnp.full((1,), 1.0 / max(counted, 1), jnp.float32)
@@ -64,12 +73,12 @@ def run(
             state, metrics = learner.apply_gradient(state, grads)
             seen = int((packed.segment_BT > 0).sum())
             position = {
-                "next_row": next_row + taken,
+                "next_row": reader.position,
                 "tokens": position.get("tokens", 0) + seen,
             }
             known = {
                 "train/num_tokens": position["tokens"],
-                "train/epoch": position["next_row"] / len(pieces),
+                "train/epoch": position["next_row"] / len(talks),
             }
             finish = functools.partial(_finish, parts, metrics, known, seen, began)
             # Fetched only when the next step has been dispatched.

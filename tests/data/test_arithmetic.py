@@ -6,6 +6,7 @@ import jinja2
 import pytest
 
 from rl_jax.data import arithmetic
+from rl_jax.data.generated import SPLITS, split_of
 from rl_jax.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def slow_totals(problem: str) -> list[int]:
     return totals
 
 
-@pytest.mark.parametrize("split", arithmetic.SPLITS)
+@pytest.mark.parametrize("split", SPLITS)
 def test_answers_and_worked_steps_are_right(split):
     for problem, steps, answer in arithmetic.problems(split, 300, seed=0):
         totals = slow_totals(problem)
@@ -56,13 +57,13 @@ def test_splits_share_no_problem_for_any_seed():
             for seed in range(3)
             for problem, _, _ in arithmetic.problems(split, 400, seed)
         }
-        for split in arithmetic.SPLITS
+        for split in SPLITS
     }
     assert not texts["sft"] & texts["rl"]
     assert not texts["rl"] & texts["eval"]
     assert not texts["sft"] & texts["eval"]
     for split, found in texts.items():
-        assert {arithmetic.split_of(problem) for problem in found} == {split}
+        assert {split_of(problem) for problem in found} == {split}
 
 
 def test_the_split_of_a_text_does_not_move():
@@ -72,7 +73,7 @@ def test_the_split_of_a_text_does_not_move():
         ("Start with 4, plus 4.", "eval"),
         ("Start with 5, plus 4.", "sft"),
     ]:
-        assert arithmetic.split_of(problem) == split
+        assert split_of(problem) == split
 
 
 def test_an_unknown_split_is_refused():
@@ -105,7 +106,7 @@ def test_some_demonstrations_are_worked_out_and_the_others_are_bare_answers():
     for row in arithmetic.demonstrations(20, seed=0):
         user, assistant = row.messages
         assert (user["role"], assistant["role"]) == ("user", "assistant")
-        assert arithmetic.split_of(user["content"]) == "sft"
+        assert split_of(user["content"]) == "sft"
         *steps, last = assistant["content"].split("\n")
         assert last == f"\\boxed{{{row.answer}}}"
         totals = slow_totals(user["content"])

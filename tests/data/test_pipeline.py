@@ -1,7 +1,9 @@
 """Endless streams: each epoch whole, in an order that seed and index alone decide."""
 
+import itertools
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -59,42 +61,155 @@ def test_slices_by_process_together_are_the_stream():
     assert [parts[i % 3][i // 3] for i in range(50)] == [stream[i] for i in range(50)]
 
 
+# Mixtures.
+
+PARTS = [[f"a{i}" for i in range(60)], [f"b{i}" for i in range(170)], ["c"]]
+WEIGHTS = [0.3, 0.6, 0.1]
+
+
+def mixed(seed=0, weights=WEIGHTS):
+    return pipeline.mixture(PARTS, weights, seed=seed)
+
+
+def first(count, dataset: Any) -> list[Any]:
+    return [dataset[i] for i in range(count)]
+
+
+def test_a_mixture_keeps_its_shares_all_along():
+    """Of any stretch, however short, to within the number of sources."""
+    items = first(1100, mixed())
+    for start, end in [(0, 7), (0, 100), (123, 180), (1000, 1013), (0, 1100)]:
+        for letter, share in zip("abc", WEIGHTS, strict=True):
+            found = sum(item.startswith(letter) for item in items[start:end])
+            assert abs(found - share * (end - start)) <= 3, (start, end, letter)
+
+
+@pytest.mark.parametrize("weights", [[3, 6, 1], [0.3, 0.6, 0.1]])
+def test_only_the_ratio_of_weights_counts(weights):
+    assert first(50, mixed(0, weights)) == first(50, mixed())
+
+
+def test_each_source_of_a_mixture_has_epochs_and_orders_of_its_own():
+    items = first(600, mixed())
+    for part in PARTS:
+        own = [item for item in items if item in part]
+        count = len(own) // len(part)
+        assert count > 1
+        orders = [own[e * len(part) : (e + 1) * len(part)] for e in range(count)]
+        assert all(sorted(order) == sorted(part) for order in orders)
+        assert part == ["c"] or orders[0] != orders[1]
+    other = first(600, mixed(seed=1))
+    assert [item[0] for item in other] == [item[0] for item in items]
+    assert other != items
+
+
+def test_an_item_of_a_mixture_depends_on_seed_and_index_alone():
+    forward, again = first(60, mixed()), mixed()
+    assert [again[i] for i in reversed(range(60))] == forward[::-1]
+    assert mixed()[10**12] == mixed()[10**12]
+    # Pinned, as above.
+    assert " ".join(forward[:10]) == "a21 b39 b43 a37 b96 b40 a31 b14 b1 c"
+
+
+def test_two_sources_of_the_same_rows_come_in_different_orders():
+    same = first(202, pipeline.mixture([ITEMS, ITEMS], [1, 1], seed=0))
+    one, two = same[::2], same[1::2]
+    assert sorted(one) == sorted(two) and one != two
+
+
+def test_a_source_without_items_is_an_error():
+    with pytest.raises(ConfigError, match="no rows"):
+        pipeline.mixture([ITEMS, []], [1, 1], seed=0)
+
+
+# Reading ahead.
+
+
+def reader(dataset, position, process_index=0, process_count=1, **options):
+    return pipeline.Reader(
+        dataset,
+        position,
+        process_index=process_index,
+        process_count=process_count,
+        **options,
+    )
+
+
 @pytest.mark.parametrize("start", [0, 1, 100, 101, 1000])
-def test_prefetching_gives_the_stream_from_an_index_on(start):
+def test_a_reader_gives_the_stream_from_an_index_on(start):
     stream = pipeline.stream(ITEMS, seed=5)
-    ahead = pipeline.prefetch(stream, start, num_threads=3, num_items=4)
-    taken = [next(ahead) for _ in range(40)]
-    ahead.close()
-    assert taken == [stream[start + i] for i in range(40)]
+    with reader(stream, start, num_threads=3, num_items=4) as ahead:
+        taken = ahead.take(7) + ahead.take(0) + ahead.take(33)
+        assert ahead.position == start + 40
+    assert taken == [(start + i, stream[start + i]) for i in range(40)]
 
 
-def test_prefetching_works_ahead_of_a_map_and_of_a_slice():
+def test_looking_ahead_takes_nothing():
     stream = pipeline.stream(ITEMS, seed=5)
-    ahead = pipeline.prefetch(stream[1::2].map(str.upper), 10)
-    taken = [next(ahead) for _ in range(5)]
-    ahead.close()
-    assert taken == [str(stream[1 + 2 * (10 + i)]).upper() for i in range(5)]
+    with reader(stream, 3) as ahead:
+        for position in (3, 8, 9):
+            seen = list(itertools.islice(ahead.ahead(), 6))
+            assert seen == [stream[position + i] for i in range(6)]
+            assert ahead.position == position
+            ahead.take(5 if position == 3 else 1)
+
+
+def test_a_reader_stopped_anywhere_goes_on_at_its_position():
+    stream = mixed()
+    with reader(stream, 0) as whole:
+        want = [item for _, item in whole.take(60)]
+    found, position = [], 0
+    for count in (1, 13, 0, 29, 17):
+        with reader(stream, position) as part:
+            list(itertools.islice(part.ahead(), 20))  # what was seen is not taken
+            found += [item for _, item in part.take(count)]
+            position = part.position
+    assert found == want
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_the_shares_of_all_processes_are_the_stream_wherever_they_begin(processes):
+    stream = pipeline.stream(ITEMS, seed=5)
+    for start in (0, 1, 5, 200):
+        taken = {}
+        for process in range(processes):
+            with reader(stream, start, process, processes) as part:
+                for count in (4, 1, 0, 7):
+                    own = part.take(count)
+                    assert all(i % processes == process for i, _ in own)
+                    taken |= dict(own)
+                assert part.position == start + 12
+        assert taken == {start + i: stream[start + i] for i in range(12)}
+
+
+def test_a_reader_is_jaxs_only_process_unless_it_is_told_otherwise():
+    with pipeline.Reader(pipeline.stream(ITEMS, seed=5), 0) as whole:
+        assert [i for i, _ in whole.take(5)] == [0, 1, 2, 3, 4]
 
 
 def test_what_a_map_raises_reaches_the_reader():
     def broken(item):
         raise ConfigError(f"cannot read {item}")
 
-    ahead = pipeline.prefetch(pipeline.stream(ITEMS, seed=5).map(broken), 0)
-    with pytest.raises(ConfigError, match="cannot read item"):
-        next(ahead)
-    ahead.close()
+    with reader(pipeline.stream(ITEMS, seed=5).map(broken), 0) as ahead:
+        with pytest.raises(ConfigError, match="cannot read item"):
+            ahead.take(1)
 
 
 def test_closing_ends_the_threads():
-    before = threading.active_count()
-    ahead = pipeline.prefetch(pipeline.stream(ITEMS, seed=5), 0)
-    next(ahead)
-    ahead.close()
+    before = {*threading.enumerate()}
+
+    def started():
+        return {*threading.enumerate()} - before
+
+    with reader(pipeline.stream(ITEMS, seed=5), 0) as ahead:
+        assert not started()  # nothing is read unasked
+        ahead.take(1)
+        assert started()
     deadline = time.monotonic() + 10  # They finish what they are reading first.
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while started() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= before
+    assert not started()
 
 
 def test_no_items_is_an_error():

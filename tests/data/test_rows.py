@@ -8,7 +8,15 @@ import pyarrow.parquet
 import pytest
 from hypothesis import strategies as st
 
-from rl_jax.data.rows import Row, read_conversations, read_rows
+from rl_jax.data.rows import (
+    Framing,
+    Preference,
+    Row,
+    framed,
+    read_conversations,
+    read_preferences,
+    read_rows,
+)
 from rl_jax.errors import ConfigError
 
 USER = {"role": "user", "content": "1+1?"}
@@ -29,14 +37,17 @@ def written(tmp_path, *values, name="data.jsonl"):
     return file
 
 
-def rows(path, prompt_column="prompt", answer_column="answer", **options):
-    return read_rows(
-        path, prompt_column=prompt_column, answer_column=answer_column, **options
-    )
+def rows(path, **options):
+    """Rows read; what is no option of the reader is one of its framing."""
+    names = ("prompt_column", "answer_column", "answer_after", "needs_answer")
+    own = {name: options.pop(name) for name in names if name in options}
+    return read_rows(path, **own, framing=Framing(**options))
 
 
 def complaint(path, read=rows, **options):
     with pytest.raises(ConfigError) as error:
+        if read is rows:
+            options = {"needs_answer": True, **options}
         read(path, **options)
     assert len(str(error.value).splitlines()) <= 3
     return str(error.value)
@@ -100,9 +111,12 @@ def test_answers_are_strings_or_numbers(tmp_path, value, answer):
     assert row.answer == answer
 
 
-def test_no_answer_column_means_no_answer(tmp_path):
-    (row,) = rows(written(tmp_path, {"prompt": "p", "answer": "7"}), answer_column="")
-    assert row.answer == "" and row.extra == {"answer": "7"}
+def test_a_row_may_have_no_answer_unless_one_is_needed(tmp_path):
+    for value in ({"prompt": "p"}, {"prompt": "p", "answer": None}):
+        file = written(tmp_path, value)
+        (row,) = rows(file)
+        assert (row.answer, row.answers, row.extra.get("answer")) == ("", (), None)
+        assert f"{file}, row 1: " in complaint(file)
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
@@ -118,8 +132,8 @@ def test_columns_inside_objects_and_the_data_source_of_the_row(tmp_path, name, a
     (row,) = rows(file, answer_column="reward_model.ground_truth")
     assert (row.answer, row.data_source) == ("34", "dapo")
     assert row.extra["reward_model"] == value["reward_model"]
-    (row,) = rows(file, answer_column="", data_source="mine")
-    assert row.data_source == "mine"
+    (row,) = rows(file, answer_column="data_source", data_source="mine")
+    assert (row.answer, row.data_source) == ("dapo", "mine")
 
 
 def test_a_system_message_goes_first_and_replaces_the_rows_own(tmp_path):
@@ -155,26 +169,53 @@ def test_rows_of_several_files_are_numbered_through(tmp_path):
     [
         (GSM8K, "--config.data.prompt_column=question"),
         ({"problem": "p", "answer": "a"}, "--config.data.prompt_column=problem"),
-        ({"prompts": "p", "answer": "a"}, "--config.data.prompt_column=prompts"),
-        ({"messages": [USER], "answer": "a"}, "--config.data.prompt_column=messages"),
         ({"xyz": "p", "answer": "a"}, "--config.data.prompt_column=NAME"),
-        ({"prompt": "p", "solution": "a"}, "--config.data.answer_column=solution"),
+        ({}, "--config.data.prompt_column=NAME"),
+        ({"prompt": "p", "target": "a"}, "--config.data.answer_column=target"),
         ({"prompt": "p", "final": "a"}, "--config.data.answer_column=NAME"),
     ],
 )
-def test_a_missing_column_names_what_is_there_and_what_to_write(
+def test_an_unknown_row_names_its_columns_the_shapes_and_what_to_write(
     tmp_path, value, override
 ):
     file = written(tmp_path, value)
     text = complaint(file)
-    assert f"{file}, row 1: there is no column" in text
-    assert f"Columns found: {', '.join(value)}." in text
+    assert f"{file}, row 1: cannot tell which column holds the" in text
+    assert f"Columns found: {', '.join(value) or 'none'}." in text
+    assert "Known are prompt; messages; conv" in text or "Known are reward_mo" in text
     assert text.endswith(f"Write {override}")
+
+
+def test_only_some_of_many_columns_are_named(tmp_path):
+    file = written(tmp_path, {f"column_{i}": i for i in range(30)})
+    assert "column_11, and 18 more." in complaint(file)
+
+
+@pytest.mark.parametrize(
+    ("value", "column", "override"),
+    [
+        ({"prompts": "p", "answer": "a"}, "prompt", "prompt_column=prompts"),
+        (GSM8K, "prompt", "prompt_column=question"),
+        ({"messages": [USER], "answer": "a"}, "prompt", "prompt_column=messages"),
+        ({"prompt": "p", "solution": "a"}, "answer", "answer_column=solution"),
+        ({"prompt": "p", "final": "a"}, "answer", "answer_column=NAME"),
+    ],
+)
+def test_a_column_that_was_named_must_be_there(tmp_path, value, column, override):
+    file = written(tmp_path, value)
+    text = complaint(file, **{f"{column}_column": column})
+    assert f"{file}, row 1: there is no column {column!r} for the {column}." in text
+    assert f"Columns found: {', '.join(value)}." in text
+    assert text.endswith(f"Write --config.data.{override}")
 
 
 def test_a_column_that_goes_missing_later_names_its_row(tmp_path):
     file = written(tmp_path, {"prompt": "p", "answer": "a"}, {"prompt": "q"})
-    assert f"{file}, row 2: there is no column 'answer'" in complaint(file)
+    assert f"{file}, row 2: cannot tell which column holds the answer" in (
+        complaint(file)
+    )
+    named = complaint(file, answer_column="answer")
+    assert f"{file}, row 2: there is no column 'answer'" in named
 
 
 def test_a_missing_inner_column_is_a_missing_column(tmp_path):
@@ -194,11 +235,10 @@ def test_a_missing_inner_column_is_a_missing_column(tmp_path):
         ({"prompt": ["hi"], "answer": "a"}, "turn 1 of 'prompt' is a string"),
         ({"prompt": [USER, {"role": "user"}], "answer": "a"}, "turn 2 of 'prompt' has null as its content"),  # noqa: E501
         ({"prompt": [{"content": "a"}], "answer": "a"}, "turn 1 of 'prompt' has null as its role"),  # noqa: E501
-        ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "a"}, "has a list as its content"),  # noqa: E501
         ({"prompt": [REPLY], "answer": "a"}, "only assistant turns"),
         ({"prompt": "p", "answer": None}, "'answer' holds null"),
         ({"prompt": "p", "answer": True}, "'answer' holds a boolean"),
-        ({"prompt": "p", "answer": ["a"]}, "'answer' holds a list"),
+        ({"prompt": "p", "answer": []}, "'answer' holds an empty list"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_kind_is_named(tmp_path, value, words):
@@ -227,7 +267,7 @@ def test_prompt_and_completion_make_a_conversation(tmp_path):
         for completion in ("2", [REPLY]):
             value = {"prompt": prompt, "completion": completion}
             (row,) = read_conversations(
-                written(tmp_path, value), system="Be brief.", instruction="Box it."
+                written(tmp_path, value), framing=Framing("Be brief.", "Box it.")
             )
             asked = {"role": "user", "content": "1+1?\n\nBox it."}
             assert row.messages == (SYSTEM, asked, REPLY)
@@ -248,6 +288,142 @@ def test_conversations_complain_of_what_is_missing(tmp_path):
     assert "no assistant turn to learn from" in text({"messages": [SYSTEM, USER]})
     assert "Roles found: system, user." in text({"messages": [SYSTEM, USER]})
     assert "holds a string" in text({"messages": "hello"})
+
+
+# Whole rows, as the trainers' own documents have them.
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_a_row_of_verl(tmp_path, name):
+    value = {
+        "data_source": "openai/gsm8k",
+        "prompt": [USER],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    (row,) = rows(written(tmp_path, value, name=name), needs_answer=True)
+    assert (row.messages, row.answers) == ((USER,), ("2",))
+    assert row.data_source == "openai/gsm8k"
+    assert {*row.extra} == {"data_source", "ability", "reward_model", "extra_info"}
+    assert row.extra["extra_info"] == {"split": "train", "index": 0}
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_a_row_of_open_instruct(tmp_path, name):
+    value = {"messages": [USER, REPLY], "ground_truth": ["2", "2.0"], "dataset": "math"}
+    (row,) = rows(written(tmp_path, value, name=name), needs_answer=True)
+    assert (row.messages, row.data_source) == ((USER,), "math")
+    assert (row.answer, row.answers) == ("2", ("2", "2.0"))
+    assert row.extra == {"ground_truth": ["2", "2.0"], "dataset": "math"}
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_what_the_template_is_given_comes_from_the_row_and_from_the_run(tmp_path, name):
+    value = {
+        "messages": [USER, {**REPLY, "loss": 0}, USER, REPLY],
+        "tools": json.dumps([TOOL]),
+        "chat_template_kwargs": {"effort": "low"},
+        "enable_thinking": False,
+    }
+    file = written(tmp_path, value, name=name)
+    framing = Framing(variables={"effort": "high", "date": "today"})
+    (row,) = read_conversations(file, framing=framing)
+    assert [message.get("loss") for message in row.messages] == [
+        None,
+        False,
+        None,
+        None,
+    ]
+    assert row.tools == [TOOL]
+    wanted = {"effort": "low", "date": "today", "enable_thinking": False}
+    assert row.variables == wanted
+    assert row.extra == {}
+
+
+def test_an_instruction_can_follow_parts_of_text(tmp_path):
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
+    file = written(tmp_path, {"prompt": [{"role": "user", "content": parts}]})
+    (row,) = rows(file, instruction="Box it.")
+    added = {"type": "text", "text": "\n\nBox it."}
+    assert row.messages[0]["content"] == [*parts, added]
+
+
+def test_made_rows_are_framed_like_read_ones():
+    row = Row((USER,), "2", "arithmetic", 4, {}, variables={"a": 1})
+    done = framed(row, Framing("Be brief.", "Box it.", {"a": 2, "b": 3}))
+    asked = {"role": "user", "content": "1+1?\n\nBox it."}
+    assert done.messages == (SYSTEM, asked) and row.messages == (USER,)
+    assert done.variables == {"a": 1, "b": 3}
+    assert framed(row, Framing()) == row
+    with pytest.raises(ConfigError, match="row 5: there is no user turn"):
+        framed(Row((SYSTEM,), "", "", 4, {}), Framing(instruction="Box it."))
+
+
+# Preferences.
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_preferences_are_read_with_all_that_belongs_to_them(tmp_path, name):
+    values = [
+        {"prompt": "1+1?", "chosen": "2", "rejected": "3", "margin": 1.5},
+        {"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": None},
+    ]
+    file = written(tmp_path, *values, name=name)
+    first, second = read_preferences(
+        file, framing=Framing("Be brief.", "Box it.", {"a": 1}, "sums")
+    )
+    assert first == Preference(
+        prompt=(SYSTEM, {"role": "user", "content": "1+1?\n\nBox it."}),
+        chosen=(REPLY,),
+        rejected=({"role": "assistant", "content": "3"},),
+        data_source="sums",
+        index=0,
+        extra={"margin": 1.5},
+        variables={"a": 1},
+    )
+    assert (second.index, second.chosen[0]["content"]) == (1, "4")
+
+
+def test_a_preference_without_a_reply_names_file_and_row(tmp_path):
+    file = written(
+        tmp_path,
+        {"prompt": "p", "chosen": "a", "rejected": "b"},
+        {"prompt": "p", "chosen": "a"},
+    )
+    text = complaint(file, read_preferences)
+    assert f"{file}, row 2: there is no column 'rejected'" in text
+
+
+# Names made of the content.
+
+
+def test_a_row_keeps_its_id_wherever_it_stands(tmp_path):
+    values = [{"prompt": f"{i}+1?", "answer": i + 1, "n": i} for i in range(4)]
+    before = rows(written(tmp_path, *values))
+    moved = [{**value, "n": 9} for value in values[::-1]]
+    after = rows(written(tmp_path, *moved, name="other.parquet"))
+    assert [row.id for row in after[::-1]] == [row.id for row in before]
+    assert len({row.id for row in before}) == 4
+    # Pinned: what is saved under an id is to be found again.
+    assert before[0].id == "7d73007f81b3d341"
+
+
+def test_the_id_is_of_what_is_asked_and_of_what_is_right():
+    row = Row((USER,), "2", "a", 0, {})
+    others = [
+        Row((REPLY,), "2", "a", 0, {}),
+        Row((USER,), "3", "a", 0, {}),
+        Row((USER,), "2", "a", 0, {}, other_answers=("two",)),
+        Row((USER,), "2", "a", 0, {}, tools=[TOOL]),
+        Row((USER,), "2", "a", 0, {}, variables={"enable_thinking": False}),
+    ]
+    assert len({row.id, *(other.id for other in others)}) == 6
+    assert Row((USER,), "2", "b", 7, {"x": 1}).id == row.id
+    pair = Preference((USER,), (REPLY,), (USER,), "a", 0, {})
+    assert pair.id != Preference((USER,), (USER,), (REPLY,), "a", 0, {}).id
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import tiny_stage as tiny
 from rl_jax.data import arithmetic
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import make_mesh
-from rl_jax.models import huggingface
+from rl_jax.models import export
+from rl_jax.models.spec import Attention, RopeScaling
 from rl_jax.stages import context as contexts
 from rl_jax.stages.context import Preempted, StopFlag
 
@@ -56,7 +57,7 @@ def test_heads_that_do_not_divide_over_the_tensor_axis_are_told(tmp_path):
     source = tmp_path / "model"
     mesh = tiny.one_device()
     params = tiny.random_params(mesh, 0)
-    huggingface.save_params(params, tiny.MODEL, source)
+    export.save_params(params, tiny.MODEL, source)
     changes = {"model__path": source, "mesh__tensor": 2, "mesh__fsdp": 4}
     message = faults(tmp_path / "run", **EIGHT, **changes)
     assert "num_kv_heads=1" in message and "--config.mesh.tensor=1" in message
@@ -111,12 +112,15 @@ def test_a_new_models_tokenizer_knows_the_users_own_text(tmp_path):
 def test_a_workdir_says_what_model_it_holds(tmp_path):
     with tiny.built(tmp_path / "run") as context:
         assert contexts.read_model_file(tmp_path / "run") == context.model
-    scaled = dataclasses.replace(
-        context.model, rope_scaling=contexts.RopeScaling(8.0, 1.0, 4.0, 8192)
-    )
+    scaling = RopeScaling("llama3", 8.0, 8192)
+    layers = (Attention(window=4), Attention(0, 50_000.0, scaling))
+    scaled = dataclasses.replace(context.model, attention=layers)
     path = tmp_path / "run" / contexts.MODEL_FILE
     path.write_text(json.dumps(dataclasses.asdict(scaled)))
     assert contexts.read_model_file(tmp_path / "run") == scaled
+    path.write_text('{"num_layers": 2, "rope_scaling": null}')
+    with pytest.raises(ConfigError, match=r"model\.json does not describe a model"):
+        contexts.read_model_file(tmp_path / "run")
 
 
 def test_new_weights_follow_from_the_seed(tmp_path):
@@ -137,7 +141,7 @@ def downloaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("downloaded")
     with tiny.built(folder / "run") as context:
         params = contexts.first_params(context)
-        huggingface.save_params(params, context.model, folder / "model")
+        export.save_params(params, context.model, folder / "model")
     for path in (folder / "run" / "tokenizer").iterdir():
         (folder / "model" / path.name).write_bytes(path.read_bytes())
     return folder / "model", params, context.model

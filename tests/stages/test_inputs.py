@@ -1,13 +1,15 @@
 """Rows to ids: what is kept, what is left out and said, what is refused."""
 
-import itertools
+import collections
+import dataclasses
 import json
+from typing import Any
 
 import pytest
 
 import tiny_stage as tiny
 from rl_jax.data import arithmetic, chat
-from rl_jax.data.pipeline import stream
+from rl_jax.data.rows import Row
 from rl_jax.errors import ConfigError
 from rl_jax.stages import inputs
 
@@ -36,6 +38,11 @@ def gsm8k_stage(path, **changes):
     return tiny.rl_stage(data__train=path, **sizes, **changes)
 
 
+def drawn_rows(prompts, count) -> list[Row]:
+    endless: Any = inputs.stream(prompts, seed=0)
+    return [endless[i].row for i in range(count)]
+
+
 # Prompts.
 
 
@@ -57,14 +64,90 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(text, tmp_path, caps
     path = write(tmp_path / "train.jsonl", [GSM8K[0], long, GSM8K[1], long])
     prompts = inputs.train_prompts(gsm8k_stage(path), text, seed=0)
     assert [p.row.answer for p in prompts] == ["8", "3"]
-    assert "data.train: 2 of 4 prompts are longer than 200 tokens" in (
-        capsys.readouterr().out
+    (part,) = prompts.parts
+    assert part.left_out == {"longer than 200 tokens": 2}
+    assert (len(part.sizes), max(part.sizes) > 200) == (4, True)
+    assert capsys.readouterr().out == (
+        f"rl.data.train: 2 prompts of {path}; 2 of 4 left out: longer than 200 tokens\n"
     )
 
 
-def test_nothing_is_said_if_every_prompt_fits(text, capsys):
-    assert len(inputs.train_prompts(tiny.rl_stage(), text, seed=0)) == 16
-    assert capsys.readouterr().out == ""
+def test_every_source_is_counted_in_a_line_of_its_own(text, tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", GSM8K)
+    prompts = inputs.train_prompts(
+        gsm8k_stage(f"{path},arithmetic", num_problems=16), text, seed=0
+    )
+    assert len(prompts) == 19
+    assert [p.row.data_source for p in prompts][2:4] == ["train", "arithmetic"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"rl.data.train: 3 prompts of {path}",
+        "rl.data.train: 16 prompts of arithmetic",
+    ]
+
+
+def test_shares_are_said_and_kept(text, tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", GSM8K)
+    stage = gsm8k_stage(f"{path}@1,arithmetic@3", num_problems=16)
+    prompts = inputs.train_prompts(stage, text, seed=0)
+    assert f"3 prompts of {path}, 25.0% of what is drawn" in capsys.readouterr().out
+    drawn = [row.data_source for row in drawn_rows(prompts, 80)]
+    assert collections.Counter(drawn) == {"train": 20, "arithmetic": 60}
+    # Without shares every row comes as often as any other.
+    prompts = inputs.train_prompts(
+        gsm8k_stage(f"{path},arithmetic", num_problems=16), text, seed=0
+    )
+    drawn = [row.id for row in drawn_rows(prompts, 19)]
+    assert sorted(drawn) == sorted(p.row.id for p in prompts)
+
+
+def test_a_source_of_which_nothing_fits_is_named(text, tmp_path):
+    path = write(
+        tmp_path / "long.jsonl", [{"question": "x " * 300, "answer": "#### 1"}]
+    )
+    with pytest.raises(ConfigError, match=f"all 1 prompts of {path} are left out"):
+        inputs.train_prompts(gsm8k_stage(f"arithmetic,{path}"), text, seed=0)
+
+
+def test_the_runs_own_text_goes_around_generated_problems_too(text):
+    words = {"data__system": "You count.", "data__instruction": "Be brief."}
+    stage = tiny.rl_stage(**words, rollout__max_prompt_tokens=99, batch__row_tokens=0)
+    for prompts in (
+        inputs.train_prompts(stage, text, seed=0),
+        inputs.eval_prompts(stage, text),
+    ):
+        first = next(iter(prompts))
+        system, user = first.row.messages
+        assert system == {"role": "system", "content": "You count."}
+        assert user["content"].endswith(".\n\nBe brief.")
+        assert list(first.ids) == chat.prompt_ids(text, first.row.messages)
+
+
+def test_the_template_is_given_the_tools_and_variables_of_the_row_and_the_run(
+    text, tmp_path
+):
+    template = (
+        "{{ tools | length if tools else 0 }}{{ a }}{{ b }}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+        "{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    text = dataclasses.replace(text, chat_template=template)
+    row = {
+        "messages": [
+            {"role": "user", "content": "1"},
+            {"role": "assistant", "content": "2"},
+        ],
+        "answer": "2",
+        "tools": [{"name": "add"}, {"name": "minus"}],
+        "chat_template_kwargs": {"b": 5},
+    }
+    path = write(tmp_path / "rows.jsonl", [row])
+    changes = {"data__train": path, "data__template_variables": "a=3,b=4"}
+    (prompt,) = inputs.train_prompts(tiny.rl_stage(**changes), text, seed=0)
+    assert text.decode(list(prompt.ids), specials=True) == "235<|user|>1<|assistant|>"
+    (talk,) = inputs.conversations(sft_stage(**changes), text, seed=0)
+    whole = text.decode(talk.piece.tokens.tolist(), specials=True)
+    assert whole == "235<|user|>1<|assistant|>2<|end|>"
 
 
 def test_if_no_prompt_fits_the_length_to_write_is_told(text):
@@ -73,6 +156,7 @@ def test_if_no_prompt_fits_the_length_to_write_is_told(text):
         inputs.train_prompts(stage, text, seed=0)
     message = str(error.value)
     assert len(message.splitlines()) <= 3 and "config.rl.data.train" in message
+    assert "all 16 prompts of arithmetic are left out: longer than 5" in message
     shortest = int(message.rpartition("max_prompt_tokens=")[2].split()[0])
     enough = tiny.rl_stage(rollout__max_prompt_tokens=shortest)
     assert inputs.train_prompts(enough, text, seed=0)
@@ -86,6 +170,28 @@ def test_evaluation_takes_the_first_prompts_that_fit(text):
     assert [p.ids for p in prompts] == [
         tuple(chat.prompt_ids(text, row.messages)) for row in want
     ]
+
+
+def test_an_evaluation_asks_several_sources_in_turn(text, tmp_path):
+    path = write(tmp_path / "test.jsonl", GSM8K)
+    stage = gsm8k_stage("arithmetic", eval=f"arithmetic,{path}")
+    prompts = inputs.eval_prompts(stage, text)
+    sources = [p.row.data_source for p in prompts]
+    assert sources == ["arithmetic", "test", "arithmetic", "test"]
+    assert [p.row.index for p in prompts] == [0, 0, 1, 1]
+
+
+def test_a_row_that_the_template_refuses_is_named(text, tmp_path):
+    refusing = (
+        "{% for m in messages %}{% if m.content == 'no' %}"
+        "{{ raise_exception('not that') }}{% endif %}<|user|>{{ m.content }}"
+        "{% endfor %}<|assistant|>"
+    )
+    text = dataclasses.replace(text, chat_template=refusing)
+    rows = [{"prompt": "yes", "answer": "1"}, {"prompt": "no", "answer": "1"}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ConfigError, match=rf"Row 2 of {path}: .*not that"):
+        inputs.train_prompts(tiny.rl_stage(data__train=path), text, seed=0)
 
 
 # Held-out problems.
@@ -119,7 +225,7 @@ def test_a_users_own_prompt_in_both_is_said_and_allowed(text, tmp_path, capsys):
     held_out = inputs.eval_prompts(stage, text)
     inputs.assert_held_out(held_out, [p.row for p in prompts])
     assert "2 of 2 prompts of data.eval are trained on too" in capsys.readouterr().out
-    inputs.assert_held_out(held_out, [prompts[0].row])
+    inputs.assert_held_out(held_out, [next(iter(prompts)).row])
     assert capsys.readouterr().out == ""
 
 
@@ -132,14 +238,45 @@ def sft_stage(**changes):
 
 
 def test_a_conversation_is_learnt_where_the_assistant_speaks(text):
-    rows, pieces = inputs.conversations(sft_stage(), text, seed=0)
-    assert len(rows) == len(pieces) == 64
-    for row, piece in zip(rows, pieces, strict=True):
+    talks = inputs.conversations(sft_stage(), text, seed=0)
+    assert len(talks) == 64
+    for talk in talks:
+        row, piece = talk.row, talk.piece
         learnt = text.decode(piece.tokens[piece.mask].tolist(), specials=True)
         assert learnt == row.messages[1]["content"] + "<|end|>"
         assert piece.tokens[piece.mask][-1] in text.stop_ids
         prompt = chat.prompt_ids(text, row.messages[:1])
         assert piece.tokens[~piece.mask].tolist() == prompt
+
+
+def test_turns_that_the_template_rewrites_later_are_learnt_as_they_were_sampled(
+    text, tmp_path
+):
+    # As of reasoning models: the thoughts of all turns but the last are dropped.
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+        "{{ m.content if loop.last else m.content.split('=')[-1] }}<|end|>"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    rewriting = dataclasses.replace(text, chat_template=template)
+    turns = ("Start with 1", "1+2=3", "plus 4", "3+4=7")
+    roles = ("user", "assistant") * 2
+    talk = [{"role": r, "content": c} for r, c in zip(roles, turns, strict=True)]
+    path = write(tmp_path / "talks.jsonl", [{"messages": talk}])
+    stage = sft_stage(data__train=path, batch__row_tokens=64)
+    found = list(inputs.conversations(stage, rewriting, seed=0))
+    shown = [
+        (
+            text.decode(piece.tokens.tolist(), specials=True),
+            text.decode(piece.tokens[piece.mask].tolist(), specials=True),
+        )
+        for piece in (conversation.piece for conversation in found)
+    ]
+    first = "<|user|>Start with 1<|assistant|>1+2=3<|end|>"
+    last = "<|user|>Start with 1<|assistant|>3<|end|>"
+    last += "<|user|>plus 4<|assistant|>3+4=7<|end|>"
+    assert shown == [(first, "1+2=3<|end|>"), (last, "3+4=7<|end|>")]
 
 
 def test_conversations_that_are_too_long_are_left_out_and_counted(
@@ -150,82 +287,40 @@ def test_conversations_that_are_too_long_are_left_out_and_counted(
         {"prompt": "two", "completion": "2 and " * 100},
     ]
     path = write(tmp_path / "talks.jsonl", rows)
-    _, pieces = inputs.conversations(sft_stage(data__train=path), text, seed=0)
-    assert len(pieces) == 1
-    assert "1 of 2 conversations are longer than 97 tokens" in capsys.readouterr().out
+    talks = inputs.conversations(sft_stage(data__train=path), text, seed=0)
+    assert len(talks) == 1
+    assert "; 1 of 2 left out: longer than 97 tokens" in capsys.readouterr().out
+
+
+def test_conversations_without_anything_to_learn_are_left_out_and_counted(
+    text, tmp_path, capsys
+):
+    def talk(reply, learnt):
+        turns = [{"role": "user", "content": "one"}]
+        return {
+            "messages": [
+                *turns,
+                {"role": "assistant", "content": reply, "loss": learnt},
+            ]
+        }
+
+    path = write(tmp_path / "talks.jsonl", [talk("1", True), talk("2", False)])
+    (kept,) = inputs.conversations(sft_stage(data__train=path), text, seed=0)
+    assert kept.row.messages[1]["content"] == "1"
+    assert "; 1 of 2 left out: nothing to learn in it" in capsys.readouterr().out
+    path = write(tmp_path / "talks.jsonl", [talk("2", False)])
+    with pytest.raises(ConfigError, match="Look at the loss flags"):
+        inputs.conversations(sft_stage(data__train=path), text, seed=0)
 
 
 def test_a_conversation_of_one_token_more_than_a_row_still_fits(text, tmp_path):
     path = write(tmp_path / "talks.jsonl", [{"prompt": "one", "completion": "1"}])
-    _, (piece,) = inputs.conversations(sft_stage(data__train=path), text, seed=0)
-    tokens = len(piece.tokens)
+    (talk,) = inputs.conversations(sft_stage(data__train=path), text, seed=0)
+    tokens = len(talk.piece.tokens)
     # The last token is only ever a target.
     exact = {"data__train": path, "batch__row_tokens": tokens - 1}
-    assert len(inputs.conversations(sft_stage(**exact), text, seed=0)[1]) == 1
+    assert len(inputs.conversations(sft_stage(**exact), text, seed=0)) == 1
     short = {"data__train": path, "batch__row_tokens": tokens - 2}
-    with pytest.raises(ConfigError, match="--config.sft.batch.row_tokens"):
+    wanted = rf"--config.sft.batch.row_tokens={tokens - 1} or more"
+    with pytest.raises(ConfigError, match=wanted):
         inputs.conversations(sft_stage(**short), text, seed=0)
-
-
-# Faults are found before anything starts.
-
-
-def faults(**changes):
-    with pytest.raises(ConfigError) as error:
-        inputs.check_data(tiny.run_config(**changes))
-    message = str(error.value)
-    assert len(message.splitlines()) <= 3, message
-    return message
-
-
-def test_generated_tasks_have_no_faults():
-    inputs.check_data(tiny.run_config())
-
-
-def test_a_missing_prompt_column_names_the_key_of_its_stage(tmp_path):
-    path = write(tmp_path / "train.jsonl", GSM8K)
-    message = faults(rl__data__train=path)
-    assert "'prompt'" in message and "question, answer" in message
-    assert "--config.rl.data.prompt_column=question" in message
-
-
-def test_a_missing_completion_column_names_the_key_of_its_stage(tmp_path):
-    path = write(tmp_path / "train.jsonl", GSM8K)
-    message = faults(sft__data__train=path, sft__data__prompt_column="question")
-    assert "--config.sft.data.completion_column=answer" in message
-
-
-def test_a_fault_in_the_evaluation_file_is_found_at_the_start(tmp_path):
-    path = write(tmp_path / "test.jsonl", [{"prompt": "one", "answer": None}])
-    message = faults(rl__data__eval=path)
-    assert "test.jsonl" in message and "'answer'" in message
-
-
-def test_a_file_without_rows_is_refused(tmp_path):
-    path = write(tmp_path / "train.jsonl", [])
-    assert "train.jsonl" in faults(rl__data__train=path)
-
-
-def test_an_evaluation_that_never_takes_place_is_not_read(tmp_path):
-    path = write(tmp_path / "test.jsonl", [{"neither": 1}])
-    run = tiny.run_config(rl__data__eval=path, rl__eval__every=0)
-    inputs.check_data(run)
-
-
-def test_more_generated_problems_than_there_are_names_the_key_of_the_stage(
-    text, monkeypatch
-):
-    monkeypatch.setattr(arithmetic, "NUM_OPERATIONS", 1)
-    stage = tiny.rl_stage(data__num_problems=10_000)
-    with pytest.raises(ConfigError, match="--config.rl.data.num_problems="):
-        inputs.train_prompts(stage, text, seed=0)
-
-
-# Positions.
-
-
-def test_reading_goes_on_at_a_position():
-    endless = stream(list(range(10)), seed=0)
-    items = [inputs.at(endless, i) for i in range(25)]
-    assert sorted(items[:10]) == list(range(10)) == sorted(items[10:20])
-    assert list(itertools.islice(inputs.from_position(endless, 7), 18)) == items[7:]

@@ -2,11 +2,13 @@
 
 import functools
 
+import grain
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny_stage as tiny
+from rl_jax.data.pipeline import Reader
 from rl_jax.errors import ConfigError
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.stages import rl
@@ -36,7 +38,11 @@ class Scorer:
 def collect(scorer, *, next_row=0, loss=DAPO, **changes):
     changes = {"rollout__group_size": G, **changes}
     stage = tiny.rl_stage(**changes)
-    return rl.collect(scorer, lambda i: tiny.prompt((1, i)), next_row, stage, loss)
+    prompts = grain.MapDataset.range(10_000).map(lambda i: tiny.prompt((1, i)))
+    with Reader(prompts, next_row) as reader:
+        rollout = rl.collect(scorer, reader, stage, loss)
+        assert reader.position == rollout.next_row
+    return rollout
 
 
 def kept_groups(rollout):

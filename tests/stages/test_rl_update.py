@@ -12,6 +12,7 @@ import pytest
 
 import tiny_stage as tiny
 from rl_jax import config as configs
+from rl_jax.data import pipeline
 from rl_jax.learner import init_state, make_learner, to_device
 from rl_jax.models.params import abstract_params
 from rl_jax.objectives.policy import PRESETS
@@ -293,7 +294,9 @@ def collect(engine, context, next_row, *, temperature=1.0):
         rollout=dataclasses.replace(stage_of().rollout, temperature=temperature),
     )
     loss = configs.policy_loss_spec(stage)
-    return rl.collect(scorer, lambda i: tiny.prompt((4, 5)), next_row, stage, loss)
+    prompts = pipeline.stream([tiny.prompt((4, 5))], seed=0)
+    with pipeline.Reader(prompts, next_row) as reader:
+        return rl.collect(scorer, reader, stage, loss)
 
 
 def tokens(rollout):

@@ -84,6 +84,7 @@ def test_a_job_tells_the_reward_all_about_its_sample():
             "prompt": "1 2",
             "completion": words,
             "answer": "2",
+            "answers": ["2"],
             "row": {},
             "num_tokens": 3,
             "truncated": truncated,

@@ -1,6 +1,8 @@
 """Fine-tuning on conversations: what the loss is, and where the stage stands."""
 
+import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,11 +49,11 @@ def trained(tmp_path_factory):
 
 def batches(context, stage):
     """The rows of each step, and the number of conversations in them."""
-    _, pieces = inputs.conversations(stage, context.tokenizer, context.run.seed)
-    endless = stream(pieces, seed=context.run.seed)
+    talks = inputs.conversations(stage, context.tokenizer, context.run.seed)
+    endless: Any = stream(list(talks), seed=context.run.seed)
     position = 0
     while True:
-        rows = inputs.from_position(endless, position)
+        rows = (endless[i].piece for i in itertools.count(position))
         batch = stage.batch
         packed, taken = fill(rows, batch.rows_per_step, batch.row_tokens)
         position += taken
