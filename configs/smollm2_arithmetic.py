@@ -5,9 +5,10 @@ the answer. The README says how to get the model's folder.
 
 Run:      python -m rl_jax.train --config=configs/smollm2_arithmetic.py --workdir=$DIR \
               --config.model.path=$MODEL
-Expect:   accuracy on 200 held-out problems, sampled at temperature 0.7 (greedy): 0.21 to
-          0.86 (0.46 to 0.90) for seed 0, 0.24 to 0.86 (0.46 to 0.94) for seed 1; 14 and
-          23 minutes on 2 shared CPU cores, 6.7 GB, jax 0.10.2, 2026-11-30
+Expect:   accuracy on 200 held-out problems, sampled at temperature 0.7 and greedy:
+          0.21 to 0.86 and 0.46 to 0.90 for seed 0, 0.24 to 0.86 and 0.46 to 0.94 for
+          seed 1; 14 and 23 minutes on 2 shared CPU cores, 6.7 GB, jax 0.10.2,
+          2026-11-30
 """
 
 from rl_jax import config as defaults
