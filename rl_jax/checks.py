@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rl_jax import schema
 from rl_jax.data import sources
 from rl_jax.errors import ConfigError
+from rl_jax.rewards import registry, routing
 
 if TYPE_CHECKING:
     from rl_jax.config import Run, StageConfig
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PROBLEMS_ONLY = ("word_problems",)  # built-in tasks without demonstrations
-REWARD_FUNCTIONS = ("maths", "format", "number")
 
 
 def fault(text: str, *fixes: tuple[str, Any], note: str = "") -> ConfigError:
@@ -74,6 +74,7 @@ STAGE_BOUNDS = {
     "rollout.decode_steps": ONE_OR_MORE,
     "rollout.prefill_rows": ONE_OR_MORE,
     "reward.timeout_secs": POSITIVE,
+    "reward.max_infrastructure_share": FRACTION,
     "reward.workers": ONE_OR_MORE,
     "objective.clip_low": NOT_NEGATIVE,
     "objective.clip_high": NOT_NEGATIVE,
@@ -316,13 +317,15 @@ def _check_reward(stage: "StageConfig") -> None:
                 f"in {os.getcwd()}",
                 (f"{key}functions", "PATH.py:FUNCTION"),
             )
-        if not colon and name not in REWARD_FUNCTIONS:
-            near = (schema.nearest(name, REWARD_FUNCTIONS) or REWARD_FUNCTIONS)[0]
+        if not colon and name not in registry.BUILT_IN:
+            near = (schema.nearest(name, registry.BUILT_IN) or ["maths"])[0]
             raise fault(
                 f"config.{key}functions has {name!r}, expected names among "
-                f"{', '.join(REWARD_FUNCTIONS)}, or FILE.py:FUNCTION",
+                f"{', '.join(registry.BUILT_IN)}, or FILE.py:FUNCTION",
                 (f"{key}functions", tuple(near if f == name else f for f in functions)),
             )
+    routing.parse(stage.reward.routes, f"config.{key}routes")
+    registry.parse_options(stage.reward.options, f"config.{key}".rstrip("."))
     if not functions or len(set(functions)) < len(functions):
         raise fault(
             f"config.{key}functions is {functions}, expected one name or more, none of "

@@ -73,9 +73,10 @@ class Data:
     """Rows to train on and to evaluate on.
 
     A source is a file, a glob or a folder of .jsonl, .jsonl.gz and .parquet files, or a
-    built-in task: arithmetic or word_problems. Several are written with commas, and
-    with @ their shares of what is drawn: `gsm8k.jsonl@0.7,math/*.parquet@0.3`. Rows are
-    recognised by their columns (data/shapes.py, data/fields.py).
+    built-in task: arithmetic, programs or word_problems. Several are written with
+    commas, and with @ their shares of what is drawn, as in
+    `gsm8k.jsonl@0.7,math/*.parquet@0.3`. Rows are recognised by their columns
+    (data/shapes.py, data/fields.py).
     """
 
     train: str = ""  # files, folders, built-in tasks; with shares: A@0.7,B@0.3
@@ -110,15 +111,26 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """Scoring replies: for training (rl) and for evaluation (both kinds)."""
+    """Scoring replies: for training (rl) and for evaluation (both kinds).
+
+    With `routes` the data source of a row decides which functions judge it
+    (rewards/routing.py): `gsm8k=gsm8k,math*=maths+format@0.1,*=maths`; built_in stands
+    for the usual data sets. Then `functions` and `weights` are not used.
+    """
 
     functions: tuple[str, ...] = ("maths",)  # names of reward functions, to be added up
-    weights: tuple[float, ...] = (1.0,)  # factor of each function
+    weights: tuple[float, ...] = (1.0,)  # factor of each; 0: a metric only
+    routes: tuple[str, ...] = ()  # by data source; empty: functions, for every row
     timeout_secs: float = 5.0  # seconds for one reply before its worker is replaced
     workers: int = 2  # worker processes
     answer_format: Literal["boxed", "any"] = "boxed"  # where a reply's answer is sought
     # Pattern the format reward wants (regex); empty: one boxed answer.
     format_pattern: str = ""
+    # Of single functions: repetition.ngram=4, code.isolation=landlock.
+    options: tuple[str, ...] = ()
+    # Share of replies that the graders' own faults may leave unscored.
+    max_infrastructure_share: float = 0.2
+    check_golds: bool = True  # at start, refuse rows whose reference is of no use
     shuffle: bool = False  # control: permute the rewards within each batch
 
 

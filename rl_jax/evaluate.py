@@ -108,6 +108,7 @@ def main(argv: Sequence[str]) -> int:
             stage, loaded.model, loaded.tokenizer, mesh, args.seed
         )
         with scoring.make_pool(stage) as pool:
+            scoring.check_rows(pool, stage, prompts)
             scored = answers(
                 engine,
                 pool,

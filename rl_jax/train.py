@@ -18,6 +18,7 @@ from ml_collections import config_dict
 
 from rl_jax import command_line
 from rl_jax import config as configs
+from rl_jax.rewards import registry, routing
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,6 +53,7 @@ def train(
     from rl_jax.stages.context import Preempted, StopFlag
 
     reading.check_data(run)
+    check_sandbox(run)
     workdir = pathlib.Path(workdir).absolute()
     stop = StopFlag()
     stop.install()
@@ -60,6 +62,21 @@ def train(
     except Preempted as stopped:
         return stopped.code
     return 0
+
+
+def check_sandbox(run: configs.Run) -> None:
+    """Tests the sandbox for programs, if one of the rewards runs any."""
+    levels = {}
+    for stage in run.stages:
+        routes = routing.parse(stage.reward.routes)
+        functions = routing.functions_of(routes) if routes else stage.reward.functions
+        if "code" in functions:
+            options = registry.parse_options(stage.reward.options)
+            levels[registry.option_of(options, "code", "isolation")] = None
+    for level in levels:
+        from rl_jax.rewards.code.isolation import tested
+
+        print(tested(level), flush=True)
 
 
 def inspect_data(

@@ -47,6 +47,8 @@ OTHER = {
     "data.train": "rows.jsonl",
     "data.eval": "rows.jsonl",
     "data.template_variables": "enable_thinking=false",
+    "reward.routes": "gsm8k=gsm8k,*=maths+format@0.1",
+    "reward.options": "repetition.ngram=4",
     "init": "model",
     "stages": "sft",
 }

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import tiny_run as tiny
-from rl_jax import checkpoint
+from rl_jax import checkpoint, train
+from rl_jax import config as configs
+from rl_jax import recipe as recipes
 from rl_jax.mesh import make_mesh
 from rl_jax.models.params import abstract_params
 from rl_jax.stages import context
@@ -180,3 +182,11 @@ def test_a_wrong_configuration_ends_at_once_with_code_2(tmp_path, argument, told
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3, done.stderr
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize(("recipe", "lines"), [("code_grpo", 1), ("quickstart", 0)])
+def test_the_sandbox_is_tested_where_programs_are_run(recipe, lines, capsys):
+    run = configs.resolve(recipes.load(f"{tiny.ROOT}/configs/{recipe}.py"))
+    train.check_sandbox(run)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in told] == ["isolation"] * lines

@@ -95,3 +95,20 @@ def metrics(workdir, stage) -> list[dict]:
         {k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "perf/"))}
         for x in lines
     ]
+
+
+def train_shipped(config: str, workdir: pathlib.Path, *words: str) -> None:
+    """Trains a shipped config as a user does, on one CPU device."""
+    command = [sys.executable, "-m", "rl_jax.train"]
+    command += [f"--config={ROOT}/{config}", f"--workdir={workdir}", *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def first_and_last(workdir: pathlib.Path) -> tuple[dict, dict]:
+    """The evaluations before and after the stage `rl`, which are printed too."""
+    lines = (workdir / "rl" / "metrics.jsonl").read_text().splitlines()
+    found = [x for x in map(json.loads, lines) if "eval/accuracy" in x]
+    assert found[0]["step"] == 0 and len(found) > 2
+    print(f"{workdir.name}: {found[0]} to {found[-1]}")
+    return found[0], found[-1]

@@ -18,7 +18,7 @@ from rl_jax.errors import ConfigError
 
 Item = TypeVar("Item")
 
-BUILT_IN = ("arithmetic", "word_problems")
+BUILT_IN = ("arithmetic", "programs", "word_problems")
 
 
 @dataclasses.dataclass(frozen=True)

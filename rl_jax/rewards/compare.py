@@ -1,238 +1,249 @@
-r"""Equality of two LaTeX answers by computer algebra (math-verify over sympy).
+r"""Equality of two answers by their shape: sets, points, regions, matrices, equations.
 
-Nothing here is bounded in time: it runs in a worker that can be killed. The library
-is asked to parse LaTeX only, never plain Python-like expressions, and the one place
-where sympy would evaluate text is closed besides.
+Members are paired off, points compared in order, names of variables matched. What two
+single values have to do with one another is asked of the caller.
 """
 
-import dataclasses
-import functools
-import itertools
-import logging
 import re
-from fractions import Fraction
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
-from rl_jax.rewards import exact, notation
-
-# Symbols are replaced by these when two expressions are compared by value: nothing
-# special, of both signs. Where too few give real values, algebra decides.
-_PROBES = (
-    "0.7390851332",
-    "-1.2020569031",
-    "2.6854520010",
-    "-0.5671432904",
-    "3.3598856",
-)
-_MIN_PROBES = 3
-# 50 digits are worked out and 40 must agree: e^(pi sqrt(163)) is an integer to 30.
-_DIGITS = 50
-_EXACT = Fraction(1, 10**40)
-_NEARLY_ZERO = 1e-45
-_MAX_SET = 50
+from rl_jax.rewards import regions, shape
+from rl_jax.rewards.shape import Conditions, Equation, Interval, Matrix, Members, Value
 
 
-@functools.cache
-def _library() -> Any:
-    """Imports math-verify: 0.8 s and 50 MiB, so not before it is needed."""
-    import math_verify
-    import sympy
-    import sympy.physics.units  # solve() would import it, and it evaluates its names
-    from sympy.parsing import sympy_parser
+class Values(NamedTuple):
+    """What is known of single values, all given as text.
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # "no timeout" warnings
-
-    def atom_only(code: str, *_: Any, **__: Any) -> Any:
-        atom = _ATOM_CODE.fullmatch(code)
-        if not atom:
-            raise ValueError("text is never evaluated as Python here")
-        return getattr(sympy, atom[1])(atom[2])
-
-    # All of sympy's ways from text to an expression end in this function's eval(),
-    # and even the digits of a LaTeX number go there. One number or name, built without
-    # eval(), is all that gets through.
-    sympy_parser.eval_expr = atom_only
-    return math_verify, sympy
-
-
-# What sympy has made of the text by then: "Integer (12 )", "Symbol ('x' )".
-_ATOM_CODE = re.compile(r"\s*(Integer|Float|Symbol)\s*\(\s*'?([\w.+-]+)'?\s*\)\s*")
-
-
-@functools.cache
-def _extraction() -> Any:
-    """LaTeX in a box. The library's unit stripping is off: it takes 5h for 5."""
-    math_verify, _ = _library()
-    config = math_verify.LatexExtractionConfig(
-        try_extract_without_anchor=False, boxed_match_priority=0
-    )
-    rules = dataclasses.replace(config.normalization_config, units=False)
-    return dataclasses.replace(config, normalization_config=rules)
-
-
-@functools.lru_cache(maxsize=512)
-def parse(text: str) -> Any | None:
-    """A normalised LaTeX answer as a sympy object, or None if it cannot be read."""
-    math_verify, sympy = _library()
-    if not notation.balanced(text):
-        return None  # the box would close early, on a part of the answer
-    found = math_verify.parse(
-        "\\boxed{" + text + "}",
-        [_extraction()],
-        fallback_mode="no_fallback",
-        # The box or nothing: else a fraction inside what cannot be read is the answer.
-        extraction_mode="first_match",
-        parsing_timeout=None,
-    )
-    # A list (the rows of a matrix) would be taken for several answers to choose from.
-    if not found or not isinstance(found[0], (sympy.Basic, sympy.MatrixBase)):
-        return None
-    return found[0]
-
-
-def equal(gold: Any, reply: Any) -> bool:
-    """True if the reply's sympy object is the gold one; the order matters.
-
-    Numbers and expressions are compared by value to 40 digits, sets, tuples,
-    intervals and matrices member by member, all else as math-verify does.
+    Attributes:
+        equal: (gold, reply) are the same value.
+        number: the value as a float; None if it has none.
+        equations: (gold sides, reply sides) are the same equation.
+        inequalities: as equations, for sides of which the first is the smaller.
+        last_of_chain: what a = b = c comes to; None if it is a false equation.
+        expressions: (gold, reply) agree as the computer algebra reads them whole.
     """
-    math_verify, sympy = _library()
-    # sympy draws random points in places: the same input must get the same verdict.
-    sympy.core.random.seed(0)
-    gold, reply = _unwrapped(gold, reply)
-    if _undefined(reply) or _undefined(gold):
-        return False
-    verdict = _equal_members(gold, reply)
-    if verdict is None and _is_scalar(gold) and _is_scalar(reply):
-        verdict = _equal_scalars(gold, reply)
-    if verdict is not None:
-        return verdict
-    return math_verify.verify(
-        gold, reply, allow_set_relation_comp=True, timeout_seconds=None
+
+    equal: Callable[[str, str], bool]
+    number: Callable[[str], float | None]
+    equations: Callable[[tuple[str, ...], tuple[str, ...]], bool]
+    inequalities: Callable[[tuple[str, ...], tuple[str, ...]], bool]
+    last_of_chain: Callable[[tuple[str, ...]], str | None]
+    expressions: Callable[[str, str], bool]
+
+
+_MAX_MEMBERS = 50
+
+
+def same(gold: shape.Shape, reply: shape.Shape, values: Values) -> bool:
+    """True if the reply is the gold answer. The order of the two matters."""
+    golds, replies = assigned(gold), assigned(reply)
+    if len(golds) > 1 and len(replies) > 1:
+        return golds.keys() == replies.keys() and all(
+            same(golds[name], replies[name], values) for name in golds
+        )
+    if isinstance(gold, Equation) or isinstance(reply, Equation):
+        return _same_equations(gold, reply, values)
+    gold, reply = _without_names(gold), _without_names(reply)
+    if isinstance(gold, Value) and isinstance(reply, Value):
+        return values.equal(gold.text, reply.text)
+    if isinstance(gold, Matrix) or isinstance(reply, Matrix):
+        return _same_matrices(gold, reply, values)
+    if _may_be_region(gold) or _may_be_region(reply):
+        return _same_regions(gold, reply, values)
+    if isinstance(gold, Members) and isinstance(reply, Members):
+        return _same_members(gold, reply, values)
+    for many, single in ((gold, reply), (reply, gold)):
+        if isinstance(many, Members) and isinstance(single, Value):
+            if many.kind not in ("list", "set"):
+                return False
+            if many is reply:  # the same thing in several spellings
+                return all(same(gold, item, values) for item in many.items)
+            return len(many.items) == 1 and same(many.items[0], reply, values)
+    return False
+
+
+# Names of what an answer is the value of: x, x_1, \theta, AB, |AB|, f(x), P(A),
+# \angle ABC, \text{Area}, (x, y).
+_LETTER = r"(?:[A-Za-z]|\\(?!pi(?![a-z])|infty)[a-zA-Z]+)"
+_INDEX = r"(?:_(?:\w|\{[^{}]*\}))?'*"
+_LABEL = re.compile(
+    rf"(?:{_LETTER}{_INDEX}"
+    rf"|m?\s*\\(?:angle|triangle|det|min|max|overline|widehat|vec|hat|bar)\s*\{{?"
+    rf"[A-Za-z() ]{{1,8}}\}}?"
+    rf"|\\(?:sin|cos|tan|cot)\s*\(?\s*{_LETTER}{_INDEX}\s*\)?"
+    r"|\\vec\s*\{?[a-z]\}?\s*\\cdot\s*\\vec\s*\{?[a-z]\}?"
+    rf"|\|\s*(?:[A-Z]{{1,3}}|[a-z])\s*\||[A-Z]{{2,4}}|[A-Za-z]\s*{_INDEX}(?:\^\{{-1\}})?"
+    rf"\s*\([^()=,]{{1,12}}(?:,[^()=]{{1,12}})?\)"
+    rf"|\\text\s*\{{[^{{}}]*\}}(?:_\{{?\w+\}}?)?"
+    rf"|\(\s*{_LETTER}{_INDEX}(?:\s*,\s*{_LETTER}{_INDEX})+\s*\))"
+)
+_CALL = re.compile(r"[A-Za-z]\w*(?:\^-1)?'*\(.*\)|y")
+_ORNAMENTS = re.compile(r"\\(?:angle|overline|vec|mathbf|text|bar|hat)|[m\s{}|]")
+
+
+def is_label(text: str) -> bool:
+    """True if the side of an equation only names what the other side is."""
+    return bool(_LABEL.fullmatch(text.strip()))
+
+
+def _name(label: str) -> str:
+    return _ORNAMENTS.sub("", label.replace("m\\angle", "\\angle")) or label.strip()
+
+
+def assigned(found: shape.Shape) -> dict[str, shape.Shape]:
+    """Values by name: of "x = 1, y = 2" and of "(x, y) = (1, 2)"; {} if not such."""
+    if isinstance(found, Equation) and found.sides[0].startswith("("):
+        names = shape.read(found.sides[0])
+        point = shape.read(found.sides[-1])
+        if isinstance(names, Members) and isinstance(point, Members):
+            if len(names.items) == len(point.items) and is_label(names.text):
+                keys = (_name(item.text) for item in names.items)
+                return dict(zip(keys, point.items, strict=True))
+        return {}
+    if not isinstance(found, Members) or found.kind != "list" or found.joint == "or":
+        return {}
+    pairs: dict[str, shape.Shape] = {}
+    for item in found.items:
+        if not isinstance(item, Equation) or not is_label(item.sides[0]):
+            return {}
+        name = _name(item.sides[0])
+        if name in pairs or name.startswith("("):
+            return {}
+        pairs[name] = shape.read(item.sides[-1])
+    return pairs
+
+
+def _without_names(found: shape.Shape) -> shape.Shape:
+    """Of "x = 1, x = 2" the values, of "x = 1, y = 2" a point in order of the names."""
+    if not isinstance(found, Members):
+        return found
+    labelled = [
+        item
+        for item in found.items
+        if isinstance(item, Equation) and is_label(item.sides[0])
+    ]
+    if not labelled:
+        return found
+    pairs = assigned(found)
+    stems = {re.sub(r"_.*", "", name) for name in pairs}
+    if len(pairs) > 1 and len(stems) > 1:
+        ordered = tuple(pairs[name] for name in sorted(pairs))
+        return Members("tuple", ordered, found.text)
+    items = tuple(
+        shape.read(item.sides[-1])
+        if isinstance(item, Equation) and item in labelled
+        else item
+        for item in found.items
+    )
+    return Members(found.kind, items, found.text, found.joint)
+
+
+def _same_equations(gold: shape.Shape, reply: shape.Shape, values: Values) -> bool:
+    if not isinstance(gold, Equation):
+        assert isinstance(reply, Equation)
+        last = values.last_of_chain(reply.sides)
+        return last is not None and same(gold, shape.read(last), values)
+    first, last = gold.sides[0], gold.sides[-1]
+    if is_label(last) and not is_label(first):
+        first, last = last, first
+    if not isinstance(reply, Equation):
+        return is_label(first) and same(shape.read(last), reply, values)
+    if is_label(first) and is_label(reply.sides[0]):
+        one, other = _name(first), _name(reply.sides[0])
+        if one == other or (_CALL.fullmatch(one) and _CALL.fullmatch(other)):
+            reached = values.last_of_chain(reply.sides)
+            return reached is not None and same(
+                shape.read(last), shape.read(reached), values
+            )
+    return values.equations(gold.sides, reply.sides)
+
+
+def _may_be_region(found: shape.Shape) -> bool:
+    if isinstance(found, Members) and found.joint == "or":
+        return any(_may_be_region(item) for item in found.items) or all(
+            isinstance(item, Members) and item.kind in ("tuple", "square")
+            for item in found.items
+        )
+    return isinstance(found, Conditions | Interval) or (
+        isinstance(found, Value) and found.text.startswith(r"\mathbb")
     )
 
 
-def _unwrapped(gold: Any, reply: Any) -> tuple[Any, Any]:
-    """Drops "n =" from the one side that has it, and braces around a single member."""
-    _, sympy = _library()
-    relations = (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)
-
-    def single(x: Any) -> Any:
-        alone = isinstance(x, sympy.FiniteSet) and len(x.args) == 1
-        return x.args[0] if alone else x
-
-    gold, reply = single(gold), single(reply)
-    if isinstance(reply, sympy.Eq) and not isinstance(gold, relations):
-        if reply.lhs.free_symbols:
-            return gold, single(reply.rhs)
-    if isinstance(gold, sympy.Eq) and not isinstance(reply, relations):
-        if gold.lhs.is_Symbol:
-            return single(gold.rhs), reply
-    return gold, reply
+def _same_regions(gold: shape.Shape, reply: shape.Shape, values: Values) -> bool:
+    one = regions.of_shape(gold, values.number)
+    other = regions.of_shape(reply, values.number)
+    if one and other:
+        return regions.same(one, other, values.equal, values.number)
+    sides = [regions.two_sides(found.text) for found in (gold, reply)]
+    if sides[0] and sides[1]:
+        (sign, *a), (other_sign, *b) = sides[0], sides[1]
+        same_sides = values.equations if sign == r"\ne" else values.inequalities
+        return sign == other_sign and same_sides(tuple(a), tuple(b))
+    if one or other or not {type(gold), type(reply)} <= {Conditions, Value}:
+        return False
+    return values.expressions(gold.text, reply.text)
 
 
-def _undefined(x: Any) -> bool:
-    _, sympy = _library()
-    return bool(hasattr(x, "has") and x.has(sympy.nan, sympy.zoo))
+def _same_matrices(gold: shape.Shape, reply: shape.Shape, values: Values) -> bool:
+    gold, reply = _rows_as_matrix(gold), _rows_as_matrix(reply)
+    if isinstance(gold, Matrix) and isinstance(reply, Matrix):
+        if len(gold.rows) != len(reply.rows):
+            return False
+        return all(
+            len(a) == len(b) and all(map(values.equal, a, b))
+            for a, b in zip(gold.rows, reply.rows, strict=True)
+        )
+    one, other = _vector(gold), _vector(reply)
+    if one is not None and other is not None:
+        return len(one) == len(other) and all(map(values.equal, one, other))
+    if isinstance(gold, Value) or isinstance(reply, Value):
+        return values.expressions(gold.text, reply.text)
+    return False
 
 
-def _is_scalar(x: Any) -> bool:
-    _, sympy = _library()
-    return isinstance(x, sympy.Expr) and not isinstance(x, sympy.MatrixExpr)
+def _rows_as_matrix(found: shape.Shape) -> shape.Shape:
+    """[[1, 2], [3, 4]] as a matrix; anything else as it is."""
+    if not isinstance(found, Members) or found.kind != "square":
+        return found
+    rows = [row for row in found.items if isinstance(row, Members)]
+    if len(rows) < len(found.items) or any(row.kind != "square" for row in rows):
+        return found
+    cells = tuple(tuple(item.text for item in row.items) for row in rows)
+    return Matrix(cells, found.text)
 
 
-def _equal_members(gold: Any, reply: Any) -> bool | None:
-    """Compares two containers of one kind; None if that is not what they are."""
-    _, sympy = _library()
-    if isinstance(gold, sympy.Tuple) and isinstance(reply, sympy.Tuple):
-        return len(gold) == len(reply) and all(map(equal, gold, reply))
-    if isinstance(gold, sympy.Interval) and isinstance(reply, sympy.Interval):
-        return (gold.left_open, gold.right_open) == (
-            reply.left_open,
-            reply.right_open,
-        ) and all(map(equal, gold.args[:2], reply.args[:2]))
-    if isinstance(gold, sympy.FiniteSet) and isinstance(reply, sympy.FiniteSet):
-        return _equal_sets(list(gold.args), list(reply.args))
-    if isinstance(gold, sympy.MatrixBase) and isinstance(reply, sympy.MatrixBase):
-        return gold.shape == reply.shape and all(map(equal, gold, reply))
+def _vector(found: shape.Shape) -> list[str] | None:
+    """The entries of a row or column, or of a point."""
+    if isinstance(found, Members) and found.kind in ("tuple", "square"):
+        return [item.text for item in found.items]
+    if isinstance(found, Matrix) and (len(found.rows) == 1 or len(found.rows[0]) == 1):
+        return [cell for row in found.rows for cell in row]
     return None
 
 
-def _equal_sets(golds: list[Any], replies: list[Any]) -> bool:
-    """True if the members can be paired off."""
-    if len(golds) != len(replies) or len(golds) > _MAX_SET:
+def _same_members(gold: Members, reply: Members, values: Values) -> bool:
+    golds, replies = list(gold.items), list(reply.items)
+    if len(golds) != len(replies) or len(golds) > _MAX_MEMBERS:
         return False
+    kinds = {gold.kind, reply.kind}
+    if kinds <= {"list", "set"}:
+        return _paired(golds, replies, values)
+    # Of two in square brackets nobody knows whether they are an interval.
+    if kinds == {"tuple", "square"} and len(golds) < 3 or "set" in kinds:
+        return False
+    if kinds == {"list", "square"} and len(golds) < 3:
+        return False
+    return all(same(a, b, values) for a, b in zip(golds, replies, strict=True))
+
+
+def _paired(
+    golds: list[shape.Shape], replies: list[shape.Shape], values: Values
+) -> bool:
+    """True if each gold has a reply of its own."""
     for gold in golds:
-        partner = next((r for r in replies if equal(gold, r)), None)
+        partner = next((r for r in replies if same(gold, r, values)), None)
         if partner is None:
             return False
         replies.remove(partner)
     return True
-
-
-def _equal_scalars(gold: Any, reply: Any) -> bool | None:
-    """Compares two expressions by value; None if values do not decide.
-
-    A decimal stands for exactly what it says, and is let off with six digits only
-    against a value that no decimal can hold.
-    """
-    _, sympy = _library()
-    if gold == reply:
-        return True
-    with_decimal = [x.has(sympy.Float) for x in (gold, reply)]
-    gold, reply = _exact(gold), _exact(reply)
-    if gold.is_Rational and reply.is_Rational:
-        a, b = (Fraction(int(x.p), int(x.q)) for x in (gold, reply))
-        lenient = any(with_decimal) and not (
-            exact.terminates(a) and exact.terminates(b)
-        )
-        return exact.close(a, b, exact.DECIMAL_TOLERANCE if lenient else Fraction(0))
-    tolerance = exact.DECIMAL_TOLERANCE if any(with_decimal) else _EXACT
-    # By name: the two sides may differ in what they assume of the same variable.
-    symbols = gold.free_symbols | reply.free_symbols
-    names = sorted({symbol.name for symbol in symbols})
-    if not names:
-        return _close_values(gold, reply, tolerance)
-    agreed = 0
-    for shift in range(len(_PROBES)):
-        values = itertools.islice(itertools.cycle(_PROBES), shift, None)
-        value_of = {
-            name: sympy.Rational(value) + i // len(_PROBES)
-            for i, (name, value) in enumerate(zip(names, values, strict=False))
-        }
-        point = {symbol: value_of[symbol.name] for symbol in symbols}
-        same = _close_values(gold.subs(point), reply.subs(point), tolerance)
-        if same is False:
-            return False
-        agreed += same is True
-    return True if agreed >= _MIN_PROBES else None
-
-
-def _exact(x: Any) -> Any:
-    """Floats as the rationals they were written as, i as the imaginary unit."""
-    _, sympy = _library()
-    exact_of = {f: sympy.Rational(str(f)) for f in x.atoms(sympy.Float)}
-    units = {s: sympy.I for s in x.free_symbols if s.name == "i"}
-    return x.xreplace(exact_of | units).doit()
-
-
-def _close_values(a: Any, b: Any, tolerance: Fraction) -> bool | None:
-    """Compares two constants; None if one of them has no real or complex value."""
-    _, sympy = _library()
-    a, b = sympy.N(a, _DIGITS), sympy.N(b, _DIGITS)
-    if not (a.is_number and b.is_number) or _undefined(a) or _undefined(b):
-        return None
-    if not (a.is_finite and b.is_finite):
-        return bool(a == b) if a.is_infinite or b.is_infinite else None
-    if a.is_real is False or b.is_real is False:
-        if not (_is_complex(a) and _is_complex(b)):
-            return None
-    size = max(abs(a), abs(b))
-    if min(abs(a), abs(b)) < _NEARLY_ZERO and a != b:
-        return None if size < _NEARLY_ZERO else False  # what is left of a zero?
-    return bool(abs(a - b) <= size * sympy.Rational(tolerance))
-
-
-def _is_complex(x: Any) -> bool:
-    """True for a + b i with both parts plain numbers."""
-    return all(part.is_Number for part in x.as_real_imag())

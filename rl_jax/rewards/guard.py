@@ -23,7 +23,7 @@ def danger(text: str) -> str:
         return "too long"
     if "__" in text:
         return "not mathematics"
-    if _depth(text) > _MAX_DEPTH:
+    if is_deep(text):
         return "nested too deep"
     if _power_depth(text) > _MAX_POWERS:
         return "a tower of powers"
@@ -56,12 +56,15 @@ def _is_large_factorial(text: str, match: re.Match[str]) -> bool:
     )
 
 
-def _depth(text: str) -> int:
+def is_deep(text: str) -> bool:
+    """True if brackets stand in one another beyond what a recursive reader can take."""
+    if text.count("{") + text.count("(") + text.count("[") <= _MAX_DEPTH:
+        return False
     deepest = depth = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")
         deepest = max(deepest, depth)
-    return deepest
+    return deepest > _MAX_DEPTH
 
 
 def _power_depth(text: str) -> int:

@@ -8,9 +8,14 @@ import collections
 import dataclasses
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rl_jax.rewards.score import Score, Verdict
+
+
+class RewardsFailedError(RuntimeError):
+    """Too many samples have no score for reasons that are none of theirs."""
 
 
 @dataclasses.dataclass
@@ -20,14 +25,28 @@ class Job:
     ticket: int
     line: bytes
     submitted: float
+    functions: tuple[str, ...] = ()  # names of those that judge it
     started: float = 0.0  # when its present worker began; 0 before that
     attempts: int = 0
+    alone: bool = False  # not with others in one batch: it may have stopped one
+
+
+# What `max_failed_share` is a share of: the latest scores, if there are some.
+_WINDOW = 256
+_MIN_WINDOW = 32
 
 
 class Ledger:
-    """Queue of jobs, list of scores, counts."""
+    """Queue of jobs, list of scores, counts.
 
-    def __init__(self):
+    max_failed_share: of the latest scores that may have the verdict `infrastructure`;
+    above it everything stops. 1 never does.
+    """
+
+    def __init__(self, max_failed_share: float = 1.0):
+        self._max_failed_share = max_failed_share
+        self._failed: collections.deque[bool] = collections.deque(maxlen=_WINDOW)
+        self._asks: frozenset[str] = frozenset()
         self._changed = threading.Condition()
         self._queue: collections.deque[Job] = collections.deque()
         self._done: list[tuple[int, Score]] = []
@@ -40,7 +59,7 @@ class Ledger:
 
     # The training loop's side.
 
-    def add(self, ticket: int, line: bytes) -> None:
+    def add(self, ticket: int, line: bytes, functions: tuple[str, ...] = ()) -> None:
         """Queues a job; ValueError if its ticket is pending, RuntimeError if closed."""
         with self._changed:
             self._check()
@@ -50,7 +69,7 @@ class Ledger:
                 raise ValueError(f"ticket {ticket} is still pending")
             self._tickets.add(ticket)
             self._counts["submitted"] += 1
-            self._queue.append(Job(ticket, line, time.monotonic()))
+            self._queue.append(Job(ticket, line, time.monotonic(), functions))
 
     def take(self) -> list[tuple[int, Score]]:
         """The scores that have come in since the last call."""
@@ -72,6 +91,11 @@ class Ledger:
             self._changed.wait_for(lambda: self._ready or self._fault)
             if self._fault and not self._ready:
                 raise self._fault
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """Extras of a job that some function names; known once a worker is ready."""
+        return self._asks
 
     def pending(self) -> int:
         """Tickets whose score has not been taken."""
@@ -101,10 +125,10 @@ class Ledger:
 
     # The thread's side.
 
-    def ready(self) -> None:
-        """A worker has loaded the functions."""
+    def ready(self, asks: Iterable[str] = ()) -> None:
+        """A worker has loaded the functions, which name these extras of a job."""
         with self._changed:
-            self._ready = True
+            self._ready, self._asks = True, frozenset(asks)
             self._changed.notify_all()
 
     def is_ready(self) -> bool:
@@ -120,11 +144,30 @@ class Ledger:
         with self._changed:
             return self._queue.popleft() if self._queue else None
 
+    def next_batch(self, shares: int, limit: int) -> list[Job]:
+        """Takes the first of `shares` equal parts of the queue, at most `limit` jobs.
+
+        A job that is to be alone is given alone.
+        """
+        with self._changed:
+            size = min(limit, -(-len(self._queue) // shares))
+            jobs: list[Job] = []
+            while len(jobs) < size and not (jobs and self._queue[0].alone):
+                jobs.append(self._queue.popleft())
+                if jobs[-1].alone:
+                    break
+            return jobs
+
     def again(self, job: Job) -> None:
         """Puts a job back, at the front."""
         with self._changed:
             self._counts["retries"] += 1
-            job.started = 0.0
+            job.started, job.alone = 0.0, True
+            self._queue.appendleft(job)
+
+    def put_back(self, job: Job) -> None:
+        """Puts a job that no worker has begun back, at the front."""
+        with self._changed:
             self._queue.appendleft(job)
 
     def finish(self, job: Job, score: Score, num_errors: int = 0) -> None:
@@ -137,6 +180,7 @@ class Ledger:
             self._counts["errors"] += num_errors
             if num_errors or score.verdict == Verdict.INFRASTRUCTURE:
                 self._last_error = score.detail
+            self._failed.append(score.verdict == Verdict.INFRASTRUCTURE)
             self._queue_secs += queued
             self._max_queue_secs = max(self._max_queue_secs, queued)
             self._grade_secs += score.seconds
@@ -158,6 +202,7 @@ class Ledger:
 
     def _take(self) -> list[tuple[int, Score]]:
         self._check()
+        self._check_failures()
         taken, self._done = self._done, []
         self._tickets.difference_update(ticket for ticket, _ in taken)
         return taken
@@ -165,3 +210,13 @@ class Ledger:
     def _check(self) -> None:
         if self._fault:
             raise RuntimeError("the reward pool has stopped") from self._fault
+
+    def _check_failures(self) -> None:
+        num_failed, num_scores = sum(self._failed), len(self._failed)
+        if num_scores >= _MIN_WINDOW:
+            if num_failed > self._max_failed_share * num_scores:
+                raise RewardsFailedError(
+                    f"{num_failed} of the last {num_scores} samples could not be "
+                    f"judged; a share of {self._max_failed_share:g} is allowed.\n"
+                    f"The last fault was: {self._last_error[:300]}"
+                )

@@ -5,12 +5,12 @@ cannot be met by listing candidates, as only the last one counts.
 """
 
 import re
-import time
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
-from rl_jax.rewards import exact, extract
-from rl_jax.rewards.score import Score, Verdict
+from rl_jax.rewards import exact, golds
+from rl_jax.rewards.score import Score
 
 # 1,234 is one number, the list 1,23 is two; a minus sign after a digit or a letter is
 # a subtraction or a hyphen.
@@ -20,35 +20,36 @@ _NUMBER = re.compile(
 
 
 def number(job: Mapping[str, Any], options: Mapping[str, Any]) -> Score:
-    """1.0 if the last number of the reply equals the answer in value, else 0.0.
+    """1.0 if the last number of the reply equals an answer in value, else 0.0.
 
     Thinking does not count, and a reply that was cut off has no answer. 1,200 and
     1200.0 are the same number; fractions and powers are for `maths`.
     """
-    start = time.perf_counter()
-    verdict, found, detail = _grade(job)
-    values = {Verdict.CORRECT: 1.0, Verdict.UNPARSABLE_GOLD: None}
-    return Score(
-        value=values.get(verdict, 0.0),
-        verdict=verdict,
-        answer=found,
-        seconds=time.perf_counter() - start,
-        detail=detail,
+    return golds.graded(
+        job,
+        [value for value in map(value_of, golds.of_job(job)) if value is not None],
+        last_number,
+        lambda gold, found: value_of(found) == gold,
+        useless="the reference answer is no number",
+        must_end=True,
     )
 
 
-def _grade(job: Mapping[str, Any]) -> tuple[Verdict, str, str]:
-    gold = exact.read(str(job["answer"]).strip())
-    if gold is None:
-        return Verdict.UNPARSABLE_GOLD, "", "the reference answer is no number"
-    if job.get("truncated"):
-        return Verdict.UNPARSABLE_REPLY, "", "the reply was cut off"
-    text = extract.final_text(job["completion"], prompt=job.get("prompt", ""))
-    if text is None:
-        return Verdict.UNPARSABLE_REPLY, "", "the thinking was not finished"
+def gold_fault(job: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Why no reference answer of a row can be used; "" if one can."""
+    answers = golds.of_job(job)
+    if any(value_of(answer) is not None for answer in answers):
+        return ""
+    return f"the reference answer {answers[0][:60]!r} is no number"
+
+
+def value_of(text: str) -> Fraction | None:
+    """The exact value of a plain number; None for anything else."""
+    found = exact.read(text.strip())
+    return found.value if found else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text, as written; None if it has none that is sane."""
     found = _NUMBER.findall(text)
-    reply = exact.read(found[-1]) if found else None
-    if reply is None:
-        return Verdict.UNPARSABLE_REPLY, "", "no number found"
-    equal = reply.value == gold.value
-    return (Verdict.CORRECT if equal else Verdict.WRONG), found[-1], ""
+    return found[-1] if found and value_of(found[-1]) is not None else None

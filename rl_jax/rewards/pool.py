@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_jax.errors import ConfigError
-from rl_jax.rewards import registry
+from rl_jax.rewards import registry, routing
 from rl_jax.rewards.dispatch import Dispatcher
 from rl_jax.rewards.ledger import Ledger
+from rl_jax.rewards.routing import Route
 from rl_jax.rewards.score import Score
 
 
@@ -22,14 +23,19 @@ class RewardPool:
 
     Args:
         functions: names of built-in rewards, or package.module:function, or
-            path/to/file.py:function.
+            path/to/file.py:function. They judge every sample.
         weights: one a function; 0 makes it a metric only.
+        routes: instead of the two above, functions and weights by data source.
         num_workers: samples graded at a time.
         timeout_secs: wall time a sample may take, from when its worker begins. The
-            verdict `timeout` is there 0.5 s later at the latest.
-        options: for the built-in rewards: "answer_format", "format_pattern".
-        recycle_jobs: a worker is replaced after this many jobs, which bounds what a
-            leaking function can hold.
+            verdict `timeout` is there 0.5 s later at the latest. Functions that run
+            programs have a limit of their own, if that is longer.
+        options: for the built-in rewards: "answer_format", "format_pattern",
+            "max_new_tokens", and by name of the function what is its own.
+        recycle_jobs, recycle_bytes: a worker is replaced after this many jobs, or
+            when it has grown by this much, which bounds what a function may leak.
+        max_infrastructure_share: of the latest samples that may remain without a score
+            for no fault of theirs. Above it `poll` and `wait` raise.
 
     Raises:
         ConfigError: a name or option is wrong, or a function cannot be imported.
@@ -38,14 +44,20 @@ class RewardPool:
 
     def __init__(
         self,
-        functions: Sequence[str],
-        weights: Sequence[float],
+        functions: Sequence[str] = (),
+        weights: Sequence[float] = (),
         *,
+        routes: Sequence[Route] = (),
         num_workers: int,
         timeout_secs: float,
         options: Mapping[str, Any] | None = None,
         recycle_jobs: int = 2_000,
+        recycle_bytes: int = 1 << 30,
+        max_infrastructure_share: float = 1.0,
     ):
+        if routes:
+            functions = routing.functions_of(routes)
+            weights = [1.0] * len(functions)
         registry.check(functions, weights, options or {})
         if num_workers < 1 or timeout_secs <= 0:
             raise ConfigError(
@@ -53,19 +65,22 @@ class RewardPool:
                 "\nExpected 1 or more workers and a time limit above 0."
             )
         self.names = registry.part_names(functions)  # the keys of Score.parts
-        self._ledger = Ledger()
+        self._name_of = dict(zip(functions, self.names, strict=True))
+        self._weights = dict(zip(self.names, map(float, weights), strict=True))
+        self._routes = tuple(routes)
+        self._ledger = Ledger(max_infrastructure_share)
         self._dispatcher = Dispatcher(
             self._ledger,
             {
-                "functions": list(functions),
-                "names": self.names,
-                "weights": list(weights),
+                "functions": {name: path for path, name in self._name_of.items()},
+                "weights": self._weights,
                 "options": dict(options or {}),
                 "path": sys.path,
             },
             num_workers=num_workers,
             timeout_secs=timeout_secs,
             recycle_jobs=recycle_jobs,
+            recycle_bytes=recycle_bytes,
         )
         # A daemon: a trainer that dies of an exception need not close the pool first.
         self._thread = threading.Thread(
@@ -97,16 +112,53 @@ class RewardPool:
     def submit(self, ticket: int, job: Mapping[str, Any]) -> None:
         """Queues a sample. Never blocks.
 
-        job: "prompt", "completion", "answer", "row" (a dict of extra columns),
-        "num_tokens", "truncated", "data_source". Arrays in it become lists, and what
-        JSON has no form for becomes its text.
+        job: "prompt", "completion", "answer" or "answers" (all that are right), "row"
+        (a dict of extra columns), "num_tokens", "truncated", "data_source"; and
+        "prompt_ids" and "completion_ids", which only a function gets that names them.
+        Arrays in it become lists, and what JSON has no form for becomes its text.
 
         Raises:
             ValueError: the ticket is still pending.
+            ConfigError: there are routes, and none for this data source.
         """
-        line = json.dumps({"id": ticket, "job": dict(job)}, default=_plain).encode()
-        self._ledger.add(ticket, line)
+        weights = self._weights_of(job)
+        unasked = [name for name in registry.TOKEN_IDS if name not in self._ledger.asks]
+        message = {
+            "id": ticket,
+            "job": {key: value for key, value in job.items() if key not in unasked},
+        }
+        if self._routes:
+            message["weights"] = weights
+        line = json.dumps(message, default=_plain).encode()
+        in_order = sorted(weights, key=lambda name: name in registry.SHAPING)
+        self._ledger.add(ticket, line, tuple(in_order))
         self._dispatcher.wake()
+
+    def _weights_of(self, job: Mapping[str, Any]) -> dict[str, float]:
+        if not self._routes:
+            return self._weights
+        source = str(job.get("data_source", ""))
+        routing.check_source(self._routes, source, where="a sample")
+        route = routing.find(self._routes, source)
+        assert route is not None
+        names = [self._name_of[function] for function in route.functions]
+        return dict(zip(names, route.weights, strict=True))
+
+    def check_golds(self, jobs: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+        """Which of the jobs have no reference that their functions could use, and why.
+
+        To be asked when data is loaded, with nothing else pending. A job needs what a
+        row has: no prompt and no completion. Returns indices with a reason each.
+        """
+        assert not self.pending, "there are samples to be graded"
+        for i, job in enumerate(jobs):
+            empty = {"prompt": "", "completion": "", "row": {}, "data_source": ""}
+            self.submit(i, {**empty, **job, "check_gold": True})
+        found: list[tuple[int, str]] = []
+        while self.pending:
+            scores = self.wait()
+            found += [(i, s.detail) for i, s in scores if s.value is None]
+        return sorted(found)
 
     def poll(self) -> list[tuple[int, Score]]:
         """The scores that have come in since the last call. Never blocks."""

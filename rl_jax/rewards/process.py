@@ -5,6 +5,7 @@ a process that runs JAX's threads can deadlock.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from typing import Any
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A score is a few hundred bytes; more than this without a line break is no protocol.
 _MAX_LINE_BYTES = 4 << 20
+_PIPE_BYTES = 1 << 20
 
 
 class ProtocolError(Exception):
@@ -47,6 +49,9 @@ class WorkerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         self.pid = self._process.pid
         self.stdin, self.stdout = self._process.stdin, self._process.stdout
+        # Long replies then go in with one write; an unprivileged user may ask for this.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self.stdin.fileno(), False)
         os.set_blocking(self.stdout.fileno(), False)
         self._to_write = bytearray()
@@ -65,7 +70,7 @@ class WorkerProcess:
         """
         try:
             while self._to_write:
-                written = os.write(self.stdin.fileno(), self._to_write[: 1 << 16])
+                written = os.write(self.stdin.fileno(), self._to_write[:_PIPE_BYTES])
                 del self._to_write[:written]
         except BlockingIOError:
             return True

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -26,7 +26,8 @@ class Score:
 
     `value` None means "cannot be judged": the sample counts neither in the mean nor
     in the advantage, which is not the same as 0. `parts` holds each function's own,
-    unweighted value. `seconds` is time spent grading, without the queue.
+    unweighted value; in the score of one function, its named components. `seconds` is
+    time spent grading, without the queue.
     """
 
     value: float | None
@@ -82,18 +83,29 @@ def from_value(value: Any) -> Score:
     return Score(number, Verdict.CORRECT if number > 0 else Verdict.WRONG)
 
 
-def combine(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
+def combine(
+    scores: Mapping[str, Score],
+    weights: Mapping[str, float],
+    *,
+    shaping: Collection[str] = (),
+) -> Score:
     """One score from those of every function, in configured order.
 
     value = sum of weight * value over the functions that gave a value. A function
     of weight 0 is a metric: it is in `parts` and touches nothing else. If no weighted
-    function gave a value, or one of them failed (`infrastructure`), the value is None:
-    a sum that lacks a part would be compared with sums that have it.
+    function gave a value but those in `shaping`, or one of them failed
+    (`infrastructure`), the value is None: a sum that lacks a part would be compared
+    with sums that have it.
 
-    The verdict and the answer are those of the first function with a value, else of
-    the first function.
+    The verdict and the answer are those of the first function with a weight and a
+    value, else with a weight, else of the first; one in `shaping` has no say in it
+    where there is another.
+    `parts` also has what a function gave by name: "<function>/<component>".
     """
-    parts = {name: score.value for name, score in scores.items()}
+    parts: dict[str, float | None] = {}
+    for name, score in scores.items():
+        parts[name] = score.value
+        parts |= {f"{name}/{key}": value for key, value in score.parts.items()}
     seconds = sum(score.seconds for score in scores.values())
     failed = [
         f"{name}: {score.detail}"
@@ -104,15 +116,20 @@ def combine(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
         score.verdict == Verdict.INFRASTRUCTURE and weights[name] != 0
         for name, score in scores.items()
     )
-    valued = [score for score in scores.values() if score.value is not None]
-    main = (valued or list(scores.values()))[0]
+    judging = {k: v for k, v in scores.items() if k not in shaping}
+    weighted = [score for name, score in judging.items() if weights[name] != 0]
+    asked = weighted or list(judging.values()) or list(scores.values())
+    valued = [score for score in asked if score.value is not None]
+    main = (valued or asked)[0]
     total = [
         weights[name] * score.value
         for name, score in scores.items()
         if score.value is not None and weights[name] != 0
     ]
+    # Form is no substitute for an answer that cannot be judged.
+    judged = bool(valued) or not weighted
     return Score(
-        value=sum(total) if total and not fatal else None,
+        value=sum(total) if total and judged and not fatal else None,
         verdict=Verdict.INFRASTRUCTURE if fatal else main.verdict,
         answer=main.answer,
         seconds=seconds,

@@ -7,20 +7,36 @@ from typing import Literal
 
 from rl_jax import checks
 from rl_jax import config as configs
-from rl_jax.data import arithmetic, generated, rows, sources, tokenizer, word_problems
+from rl_jax.data import (
+    arithmetic,
+    generated,
+    programs,
+    rows,
+    sources,
+    tokenizer,
+    word_problems,
+)
 from rl_jax.data.messages import text_of
 from rl_jax.data.rows import Row
 from rl_jax.data.sources import Mixture, Part, Source
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
+from rl_jax.rewards import registry
 
 TOKENIZER_FOLDER = "tokenizer"  # in a workdir
 
 # What rows are for: problems to learn by trying, conversations, problems held out.
 Split = Literal["rl", "sft", "eval"]
 
-PROBLEMS = {"arithmetic": arithmetic.rows, "word_problems": word_problems.rows}
-DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations}
+PROBLEMS = {
+    "arithmetic": arithmetic.rows,
+    "programs": programs.rows,
+    "word_problems": word_problems.rows,
+}
+DEMONSTRATIONS = {
+    "arithmetic": arithmetic.demonstrations,
+    "programs": programs.demonstrations,
+}
 
 # What check_data has read and no stage has taken yet, so that a file is read once.
 _kept: dict[Hashable, list[Row]] = {}
@@ -113,7 +129,7 @@ def _from_file(
 ) -> list[Row]:
     """Rows of a path; `keep` leaves them for the next caller."""
     data = stage.data
-    needs_answer = "maths" in stage.reward.functions
+    needs_answer = bool(set(registry.NEEDS_ANSWER) & set(stage.reward.functions))
     key = (path, split == "sft", data, needs_answer)
     found = _kept.pop(key, None)
     if found is None:

@@ -35,6 +35,7 @@ from rl_jax.stages.evaluation import evaluate
 from rl_jax.stages.scoring import (
     Scored,
     Timing,
+    check_rows,
     make_engine,
     make_pool,
     records,
@@ -65,6 +66,7 @@ def run(
             inputs.stream(prompts, seed), session.position.get("next_row", 0)
         ) as reader,
     ):
+        check_rows(pool, stage, [*prompts, *held_out])
         reference = base() if loss.kl_coef else None
         state, position = session.state, session.position
         for step in range(session.start, stage.steps + 1):

@@ -2,14 +2,17 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
+from rl_jax.data.rows import Row
 from rl_jax.data.tokenizer import Tokenizer
+from rl_jax.errors import ConfigError
 from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
+from rl_jax.rewards import registry, routing
 from rl_jax.rewards.pool import RewardPool
 from rl_jax.rewards.score import Score
 from rl_jax.rollout.engine import Engine
@@ -61,17 +64,64 @@ def make_engine(
 
 def make_pool(stage: configs.StageConfig) -> RewardPool:
     """The reward workers of a stage."""
-    reward = stage.reward
+    reward, key = stage.reward, f"{stage.prefix}reward"
+    options = {
+        "answer_format": reward.answer_format,
+        "format_pattern": reward.format_pattern,
+        "max_new_tokens": stage.rollout.max_new_tokens,
+    }
     return RewardPool(
         reward.functions,
         reward.weights,
+        routes=routing.parse(reward.routes, f"{key}.routes"),
         num_workers=reward.workers,
         timeout_secs=reward.timeout_secs,
-        options={
-            "answer_format": reward.answer_format,
-            "format_pattern": reward.format_pattern,
-        },
+        options=options | registry.parse_options(reward.options, key),
+        max_infrastructure_share=reward.max_infrastructure_share,
     )
+
+
+def check_rows(
+    pool: RewardPool, stage: configs.StageConfig, prompts: Iterable[Prompt]
+) -> None:
+    """Refuses rows that could not be judged, before anything is sampled for them.
+
+    Raises:
+        ConfigError: naming the row: no route for its data source, or a reference that
+            its reward functions cannot use.
+    """
+    reward, key = stage.reward, f"config.{stage.prefix}reward"
+    routes, rows = routing.parse(reward.routes), [p.row for p in prompts]
+    if routes:
+        for row in rows:
+            routing.check_source(
+                routes, row.data_source, where=_where(row), key=f"{key}.routes"
+            )
+    if not reward.check_golds:
+        return
+    faults = pool.check_golds(
+        [
+            {
+                "answer": row.answer,
+                "answers": list(row.answers),
+                "row": row.extra,
+                "data_source": row.data_source,
+            }
+            for row in rows
+        ]
+    )
+    if faults:
+        first, reason = faults[0]
+        raise ConfigError(
+            f"{_where(rows[first])}: its reference answer is of no use: {reason}.\n"
+            f"{len(faults)} of {len(rows)} rows are like that. Take them out of the "
+            f"data, or write --{key}.check_golds=false to leave their samples without "
+            "a score."
+        )
+
+
+def _where(row: Row) -> str:
+    return f"Row {row.index + 1} of {row.data_source}"
 
 
 def sample_and_score(
@@ -137,7 +187,9 @@ def completion_text(sample: Sample, text: Tokenizer) -> str:
 def _job(prompt: Prompt, sample: Sample, completion: str, text: Tokenizer) -> dict:
     return {
         "prompt": text.decode(list(prompt.ids), specials=True),
+        "prompt_ids": prompt.ids,
         "completion": completion,
+        "completion_ids": sample.completion,
         "answer": prompt.row.answer,
         "answers": list(prompt.row.answers),
         "row": prompt.row.extra,

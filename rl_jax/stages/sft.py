@@ -16,7 +16,7 @@ from rl_jax.models.params import Params
 from rl_jax.stages import inputs, run_state
 from rl_jax.stages.context import Context
 from rl_jax.stages.evaluation import evaluate
-from rl_jax.stages.scoring import make_engine, make_pool
+from rl_jax.stages.scoring import check_rows, make_engine, make_pool
 
 
 def run(
@@ -104,4 +104,5 @@ def _evaluate(context, stage, params, held_out) -> dict[str, float]:
     text = context.tokenizer
     engine = make_engine(stage, context.model, text, context.mesh, context.run.seed)
     with make_pool(stage) as pool:
+        check_rows(pool, stage, held_out)
         return evaluate(engine, pool, text, params, held_out, stage, context.stop)

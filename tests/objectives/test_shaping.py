@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_jax.objectives.shaping import soft_overlong_penalty
+from rl_jax.objectives.shaping import group_length_reward, soft_overlong_penalty
 
 
 def slow_penalty(length: int, max_tokens: int, buffer: float) -> float:
@@ -60,3 +60,71 @@ def test_length_is_counted_in_tokens_not_in_characters():
 def test_a_buffer_outside_the_budget_is_refused(buffer):
     with pytest.raises(ValueError, match="buffer"):
         soft_overlong_penalty(jnp.array([1]), max_tokens=10, buffer=buffer)
+
+
+def test_the_definitions_differ_by_a_factor_and_beyond_the_budget():
+    length_N = jnp.array([8, 16, 18, 20, 22])
+
+    def penalty(definition, factor):
+        return soft_overlong_penalty(
+            length_N, max_tokens=20, buffer=4, factor=factor, definition=definition
+        )
+
+    np.testing.assert_allclose(penalty("dapo", 1.0), [0, 0, -0.5, -1, -1], atol=1e-7)
+    np.testing.assert_allclose(
+        penalty("openrlhf", 0.5), [0, 0, -0.25, -0.5, -0.5], rtol=0, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        penalty("verl", 0.5), [0, 0, -0.25, -0.5, -0.75], rtol=0, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize(
+    ("definition", "factor", "message"),
+    [("trl", 1.0, "one of dapo"), ("dapo", 0.5, "no factor")],
+)
+def test_a_definition_that_does_not_exist_is_refused(definition, factor, message):
+    with pytest.raises(ValueError, match=message):
+        soft_overlong_penalty(
+            jnp.array([1]), max_tokens=4, buffer=2, factor=factor, definition=definition
+        )
+
+
+def slow_length_reward(length_N, correct_N, group_N, valid_N):
+    reward_N = np.zeros(len(length_N))
+    for n, length in enumerate(length_N):
+        if not valid_N[n]:
+            continue
+        peers = [
+            other
+            for m, other in enumerate(length_N)
+            if valid_N[m] and group_N[m] == group_N[n]
+        ]
+        if min(peers) == max(peers):
+            continue
+        lam = 0.5 - (length - min(peers)) / (max(peers) - min(peers))
+        reward_N[n] = lam if correct_N[n] else min(0.0, lam)
+    return reward_N
+
+
+def test_the_length_reward_has_the_worked_values():
+    reward_N = group_length_reward(
+        jnp.array([4, 8, 6, 10]),
+        jnp.array([1, 1, 0, 0]),
+        jnp.zeros(4, jnp.int32),
+        jnp.ones(4, bool),
+        num_groups=1,
+    )
+    np.testing.assert_allclose(reward_N, [0.5, -1 / 6, 0.0, -0.5], rtol=0, atol=1e-6)
+
+
+def test_the_length_reward_matches_the_slow_version():
+    rng = np.random.default_rng(0)
+    length_N, correct_N = rng.integers(1, 40, 17), rng.integers(0, 2, 17)
+    group_N, valid_N = rng.integers(0, 5, 17), rng.integers(0, 4, 17) > 0
+    length_N[group_N == 3] = 7  # a group that agrees
+    reward = functools.partial(group_length_reward, num_groups=6)
+    fast_N = jax.jit(reward)(*map(jnp.asarray, (length_N, correct_N, group_N, valid_N)))
+    slow_N = slow_length_reward(length_N, correct_N, group_N, valid_N)
+    np.testing.assert_allclose(fast_N, slow_N, rtol=0, atol=1e-6)
+    assert not np.asarray(fast_N)[(group_N == 3) | ~valid_N].any()

@@ -3,11 +3,14 @@
 import gc
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+
+import pytest
 
 from rl_jax.rewards import RewardPool, Verdict
 
@@ -42,6 +45,18 @@ def garbles(completion):
 
 def raises(completion):
     if completion == "raise": raise ValueError("no such level")
+    return 1.0
+
+def batch(completions, **kwargs):
+    if len(completions) > 1 and "hang" in completions: time.sleep(100)
+    if "raise" in completions: raise ValueError("no such level")
+    if "die" in completions: os.kill(os.getpid(), signal.SIGSEGV)
+    if completions == ["hang"]: time.sleep(100)
+    return [float(len(completions))] * len(completions)
+
+held = []
+def grows(completion):
+    if completion == "much": held.append(b"x" * (200 << 20))
     return 1.0
 
 def modules(completion):
@@ -127,6 +142,28 @@ def test_the_clock_does_not_run_while_a_job_queues(tmp_path):
     assert {score.verdict for score in scores.values()} == {Verdict.CORRECT}
 
 
+def test_what_waits_behind_a_slow_sample_is_done_by_others(tmp_path):
+    with pool_of(tmp_path, "sleeps", timeout_secs=20.0) as pool:
+        start = time.monotonic()
+        for ticket in range(9):
+            pool.submit(ticket, job("", row_secs=3.0 * (ticket == 0)))
+        done = dict(pool.wait(20.0))
+        while len(done) < 8:
+            done.update(pool.wait(20.0))
+        assert set(done) == set(range(1, 9)) and time.monotonic() - start < 2.0
+        assert drain(pool)[0].value == 1.0
+        assert pool.stats()["finished"] == 9 and pool.stats()["retries"] == 0
+
+
+def test_what_waits_behind_a_hanging_sample_is_not_blamed(tmp_path):
+    with pool_of(tmp_path, "hangs", timeout_secs=0.6, num_workers=1) as pool:
+        for ticket in range(20):
+            pool.submit(ticket, job("hang" if ticket in (0, 3, 4) else ""))
+        scores = drain(pool)
+    hung = [t for t, score in scores.items() if score.verdict == Verdict.TIMEOUT]
+    assert sorted(hung) == [0, 3, 4] and len(scores) == 20
+
+
 def test_what_came_before_the_function_that_hung_is_kept(tmp_path):
     with pool_of(tmp_path, "dies", "hangs", "raises", timeout_secs=0.3) as pool:
         pool.submit(0, job("hang"))
@@ -189,7 +226,28 @@ def test_a_users_bug_is_none_and_counted_never_zero(tmp_path):
         assert scores[1].value == 1.0
         stats = pool.stats()
         assert stats["errors"] == 1 and "no such level" in stats["last_error"]
+        assert stats["retries"] == 1
         assert stats["restarts"] == 0
+
+
+def test_a_batch_that_fails_is_taken_apart(tmp_path):
+    bad = {3: "hang", 5: "raise", 9: "die"}
+    with pool_of(tmp_path, "batch", timeout_secs=0.4) as pool:
+        for ticket in range(12):
+            pool.submit(ticket, job(bad.get(ticket, "")))
+        scores = drain(pool)
+    assert scores[3].verdict == Verdict.TIMEOUT
+    assert scores[5].verdict == Verdict.INFRASTRUCTURE
+    assert scores[9].verdict == Verdict.CRASH
+    assert all(s.value == 1.0 for t, s in scores.items() if t not in bad)
+
+
+def test_a_function_that_wants_them_gets_many_jobs_at_once(tmp_path):
+    with pool_of(tmp_path, "batch", num_workers=1) as pool:
+        for ticket in range(40):
+            pool.submit(ticket, job(""))
+        values = [score.value for score in drain(pool).values()]
+    assert max(values) > 1 and len(values) == 40
 
 
 def test_workers_never_import_jax(tmp_path):
@@ -223,6 +281,14 @@ def test_workers_are_recycled_without_loss(tmp_path):
     assert stats["recycled"] >= 20 // 3 - 2 and stats["retries"] == 0
 
 
+def test_a_worker_that_grows_is_recycled(tmp_path):
+    with pool_of(tmp_path, "grows", recycle_bytes=100 << 20, num_workers=1) as pool:
+        for ticket in range(3):
+            pool.submit(ticket, job("much" if ticket == 0 else ""))
+        drain(pool)
+        assert pool.stats()["recycled"] == 1
+
+
 def test_neither_processes_nor_descriptors_pile_up(tmp_path):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
@@ -245,6 +311,61 @@ def test_neither_processes_nor_descriptors_pile_up(tmp_path):
     gc.collect()
     assert not any(map(is_alive, pids))
     assert (descriptors(), children()) == before
+
+
+@pytest.mark.slow
+def test_hangs_among_many_samples_cost_no_more_than_their_share(tmp_path):
+    limit = 1.0
+    with pool_of(tmp_path, "hangs", timeout_secs=limit) as pool:
+        start = time.monotonic()
+        for ticket in range(256):
+            pool.submit(ticket, job("hang" if ticket % 32 == 7 else ""))
+        scores = drain(pool)
+        secs = time.monotonic() - start
+    assert sum(s.verdict == Verdict.TIMEOUT for s in scores.values()) == 8
+    assert max(s.seconds for s in scores.values()) < limit + 0.5
+    assert secs < 8 * limit / 2 + 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [600, 10_000])
+def test_many_grades_with_hangs_leave_nothing_behind(tmp_path, monkeypatch, count):
+    """10,000 take a minute on two cores: each hang costs 0.2 s and a new worker."""
+    own = pathlib.Path(f"/proc/{os.getpid()}")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+    def state():
+        children = (own / "task" / str(os.getpid()) / "children").read_text()
+        return len(list((own / "fd").iterdir())), children.split()
+
+    def rss_bytes():
+        return int((own / "statm").read_text().split()[1]) * resource.getpagesize()
+
+    gc.collect()
+    before = state()
+    options = {"timeout_secs": 0.2, "recycle_jobs": 40}
+    with pool_of(tmp_path, "maths", "hangs", **options) as pool:
+        for ticket in range(200):
+            pool.submit(ticket, job(rf"\boxed{{{ticket}}}", str(ticket)))
+        assert len(drain(pool, 120.0)) == 200
+        taken = rss_bytes()
+        for ticket in range(count):
+            answer = "hang" if ticket % 100 == 50 else rf"\boxed{{{ticket}}}"
+            pool.submit(ticket, job(answer, str(ticket)))
+        scores = drain(pool, 400.0)
+        timeouts = [t for t, s in scores.items() if s.verdict == Verdict.TIMEOUT]
+        assert len(scores) == count and len(timeouts) == count // 100
+        assert all(scores[t].value == 2.0 for t in scores if t % 100 != 50)
+        until(lambda pool=pool: len(pool.pids) == 3)
+        pids, grown = pool.pids, rss_bytes() - taken
+        assert pool.stats()["recycled"] > 0
+    pool = None  # it keeps one descriptor, so that waking it late harms nobody
+    gc.collect()
+    assert not any(map(is_alive, pids)) and state() == before
+    assert list(folder.iterdir()) == []
+    assert grown < 64 << 20  # a score is a few hundred bytes
 
 
 def test_workers_die_with_a_trainer_that_is_killed(tmp_path):

@@ -26,6 +26,15 @@ from rl_jax.rewards import exact
         (r"7.2\times 10^{4}", 72000),
         (r"9.1\cdot 10^{-31}", Fraction(91, 10**32)),
         ("{8}", 8),
+        ("(3)", 3),
+        ("2^3", 8),
+        ("-2^{10}", -1024),
+        ("10^{-5}", Fraction(1, 10**5)),
+        (r"0.\overline{3}", Fraction(1, 3)),
+        (r"-0.1\overline{6}", Fraction(-1, 6)),
+        (r"0.\dot{1}\dot{2}", Fraction(12, 99)),
+        (r"0.333\ldots", Fraction(1, 3)),
+        (r"0.1666\ldots", Fraction(1, 6)),
     ],
 )
 def test_numbers_are_read_exactly(text, value):
@@ -35,8 +44,9 @@ def test_numbers_are_read_exactly(text, value):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "3x", "1,23", "12,34,5", "1/0", r"\frac{1}{0}", "2^3", "5!", "1/2/3",
-     "(3)", "3,4", "--3", "1e99999", "9" * 2000, "12:30", "2e^3"],
+    ["", "x", "3x", "1,23", "12,34,5", "1/0", r"\frac{1}{0}", "5!", "1/2/3",
+     "(3", "3,4", "--3", "2^3^4", "9^{9999}", "0^{-1}", "(-2)^2",
+     "11_0", r"12\ldots", "1e99999", "9" * 2000, "12:30", "2e^3"],
 )  # fmt: skip
 def test_what_is_no_plain_number_is_left_alone(text):
     assert exact.read(text) is None
@@ -52,6 +62,14 @@ def test_what_is_no_plain_number_is_left_alone(text):
         (r"\frac{1}{3}", "0.3333", False),
         ("0.333333", "1/3", True),
         ("1", "0.9999999", False),
+        (r"\frac{1}{6}", "0.166667", True),
+        (r"\frac{1}{6}", "0.166666", True),
+        (r"\frac{1}{6}", "0.166668", False),
+        (r"\frac{1}{3}", "0.3333334", False),
+        (r"\frac{1}{60000000}", "0.0000000166667", True),
+        (r"\frac{1}{60000000}", "0.000000017", False),
+        (r"\frac{1}{6}", r"16.666667\%".replace("\\", ""), True),
+        (r"\frac{-1}{6}", "0.166667", False),
         ("3.14159", "3.141593", False),
         ("62.5%", "5/8", True),
         ("62.5%", "62.5", True),
@@ -63,6 +81,7 @@ def test_what_is_no_plain_number_is_left_alone(text):
         ("1011_2", "1011", True),
         ("11", "1011_2", True),
         ("1011", "1011_2", False),
+        ("1011_2", "(1011)_2", True),
     ],
 )
 def test_numbers_agree_exactly_but_for_rounded_decimals(gold, reply, same):

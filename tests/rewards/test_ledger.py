@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from rl_jax.rewards.ledger import Ledger
+from rl_jax.rewards.ledger import Ledger, RewardsFailedError
 from rl_jax.rewards.score import Score, Verdict
 
 GOOD = Score(1.0, Verdict.CORRECT, seconds=0.5)
@@ -85,3 +85,46 @@ def test_statistics_add_up():
     assert stats["grade_secs"] == 2.5
     assert stats["queue_secs"] >= 3 * 0.01
     assert stats["last_error"] == "bug"
+
+
+def test_batches_are_equal_parts_and_a_job_that_is_to_be_alone_is():
+    ledger = Ledger()
+    for ticket in range(10):
+        ledger.add(ticket, b"")
+    first = ledger.next_batch(3, 64)
+    assert [job.ticket for job in first] == [0, 1, 2, 3]
+    assert len(ledger.next_batch(1, 2)) == 2
+    ledger.again(first[0])
+    assert [job.ticket for job in ledger.next_batch(1, 64)] == [0]
+    assert [job.ticket for job in ledger.next_batch(1, 64)] == [6, 7, 8, 9]
+    assert ledger.next_batch(1, 64) == []
+
+
+def test_a_job_that_was_put_back_is_no_retry():
+    ledger = Ledger()
+    ledger.add(1, b"")
+    job = ledger.next()
+    assert job is not None
+    ledger.put_back(job)
+    assert ledger.next() is job and not job.alone
+    assert ledger.stats()["retries"] == 0
+
+
+def test_too_large_a_share_of_failures_is_raised_to_everybody():
+    ledger = Ledger(max_failed_share=0.1)
+    failed = Score(None, Verdict.INFRASTRUCTURE, detail="no disk")
+
+    def finish(count, score):
+        for ticket in range(count):
+            ledger.add(ticket, b"")
+            job = ledger.next()
+            assert job is not None
+            ledger.finish(job, score)
+
+    finish(60, GOOD)
+    assert len(ledger.take()) == 60
+    finish(6, failed)
+    assert len(ledger.take()) == 6
+    finish(2, failed)
+    with pytest.raises(RewardsFailedError, match="8 of the last 68(.|\n)*no disk"):
+        ledger.take()

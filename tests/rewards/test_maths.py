@@ -193,3 +193,36 @@ def test_no_case_is_evaluated_as_python(monkeypatch, tmp_path):
     # sympy's own fixed line is all that may have been.
     texts = {code for code in evaluated if isinstance(code, str)}
     assert texts <= {"from sympy import *"}
+
+
+def test_several_answers_are_tried_and_useless_ones_passed_over():
+    assert maths.grade(boxed("0.5"), "7", r"\frac{1}{2}").value == 1.0
+    assert maths.grade(boxed("8"), "", r"\frac{1}{", "7").verdict == Verdict.WRONG
+    assert maths.grade(boxed("8"), "", "").verdict == Verdict.UNPARSABLE_GOLD
+
+
+def test_answers_boxed_one_by_one_are_a_list_where_the_gold_is_one():
+    reply = r"So $x=\boxed{5}$ follows, which gives us $y=\boxed{8}$."
+    assert maths.grade(reply, "(5,8)").value == 1.0
+    assert maths.grade(reply, "(8,5)").value == 0.0
+    assert maths.grade(reply, "8").value == 1.0
+    assert maths.grade(r"\boxed{5}. No, wait: \boxed{8}", "(5,8)").value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        (["7"], ""),
+        (["Tuesday"], ""),
+        (["", "7"], ""),
+        ([""], "empty"),
+        ([r"\frac{1}{"], "braces"),
+        (["1" * 5000], "characters"),
+        ([r"\foo(1"], "cannot be read"),
+        ([r"\sqrt{2}"], ""),
+        (["(1, 2]"], ""),
+    ],
+)
+def test_a_gold_that_cannot_be_used_is_told_why(answers, fault):
+    found = maths.gold_fault({"answers": answers}, {})
+    assert (fault in found) if fault else found == ""

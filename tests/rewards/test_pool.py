@@ -1,11 +1,12 @@
 import pytest
 
 from rl_jax.errors import ConfigError
-from rl_jax.rewards import RewardPool, Verdict
+from rl_jax.rewards import RewardPool, Verdict, routing
+from rl_jax.rewards.ledger import RewardsFailedError
 
 FUNCTION = """
 def length(completions, scale, **kwargs):
-    return [scale[0] * len(completions[0])]
+    return [s * len(c) for s, c in zip(scale, completions, strict=True)]
 """
 
 
@@ -147,3 +148,67 @@ def test_a_closed_pool_takes_no_job_and_may_be_closed_again():
     assert pool.pids == []
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit(1, sample("", ""))
+
+
+def test_routes_choose_functions_and_weights_by_data_source():
+    routes = routing.parse(["a=maths", "b*=number@2+format@0.5"])
+    with RewardPool(routes=routes, num_workers=1, timeout_secs=20.0) as pool:
+        assert pool.names == ("maths", "number", "format")
+        maths, number = scores_of(
+            pool,
+            [
+                sample(r"\boxed{\frac{1}{2}}", "0.5", data_source="a"),
+                sample("so 4", "4", data_source="bench"),
+            ],
+        )
+        with pytest.raises(ConfigError, match="data source 'c'"):
+            pool.submit(0, sample("", "", data_source="c"))
+    assert (maths.value, maths.parts) == (1.0, {"maths": 1.0})
+    assert (number.value, number.parts) == (2.0, {"number": 1.0, "format": 0.0})
+
+
+def test_any_of_several_answers_is_right_and_useless_ones_are_passed_over(pool):
+    answers = ["", r"\frac{1}{", r"x=\frac{1}{2}", "7"]
+    samples = [
+        sample(rf"\boxed{{{answer}}}", "", answers=answers)
+        for answer in ("0.5", "7", "8")
+    ]
+    samples.append(sample(r"\boxed{1}", "", answers=["", r"\frac{1}{"]))
+    scores = scores_of(pool, samples)
+    assert [score.parts["maths"] for score in scores] == [1.0, 1.0, 0.0, None]
+    assert scores[3].verdict == Verdict.UNPARSABLE_GOLD
+
+
+def test_references_that_cannot_be_used_are_found_before_the_first_sample(pool):
+    jobs = [{"answer": a} for a in ("7", "", r"\sqrt{2", "Tuesday")]
+    faults = pool.check_golds(jobs)
+    assert [i for i, _ in faults] == [1, 2]
+    assert "maths: " in faults[0][1] and "braces" in faults[1][1]
+    assert pool.pending == 0
+
+
+def test_token_ids_reach_the_functions_that_name_them(tmp_path):
+    path = tmp_path / "ids.py"
+    path.write_text(
+        "def ids(completion_ids): return float(sum(completion_ids))\n"
+        "def none(**kwargs): return float('completion_ids' in kwargs)\n"
+    )
+    job = sample("x", "", completion_ids=[1, 2, 3], prompt_ids=[4])
+    for name, value in (("ids", 6.0), ("none", 0.0)):
+        functions = [f"{path}:{name}"]
+        with RewardPool(functions, [1.0], num_workers=1, timeout_secs=20.0) as pool:
+            assert scores_of(pool, [job])[0].value == value
+
+
+def test_too_many_failures_of_our_own_stop_the_run(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def fn(completion): raise ValueError('no such level')")
+    with RewardPool(
+        [f"{path}:fn"],
+        [1.0],
+        num_workers=1,
+        timeout_secs=20.0,
+        max_infrastructure_share=0.2,
+    ) as pool:
+        with pytest.raises(RewardsFailedError, match="0.2 is allowed(.|\n)*level"):
+            scores_of(pool, [sample("", "")] * 40)

@@ -8,6 +8,8 @@ import pytest
 
 from rl_jax.rewards.process import ProtocolError, WorkerProcess
 
+JOB = b'{"jobs": [{"id": 0, "job": {"completion": "", "prompt": ""}}]}'
+
 
 def start(tmp_path, body):
     path = tmp_path / "mine.py"
@@ -15,14 +17,13 @@ def start(tmp_path, body):
     name = f"{path}:fn"
     worker = WorkerProcess(
         {
-            "functions": [name],
-            "names": ["fn"],
-            "weights": [1],
+            "functions": {"fn": name},
+            "weights": {"fn": 1.0},
             "options": {},
             "path": [],
         }
     )
-    assert next_messages(worker) == [{"ready": True}]
+    assert next_messages(worker)[0]["ready"]
     return worker
 
 
@@ -41,7 +42,7 @@ def is_gone(worker):
 def test_killing_takes_the_whole_process_group_and_leaves_no_zombie(tmp_path):
     body = f"os.system('sleep 100 & echo $! > {tmp_path}/pid'); time.sleep(100)"
     worker = start(tmp_path, body)
-    worker.send(b'{"id": 0, "job": {"completion": "", "prompt": ""}}')
+    worker.send(JOB)
     pid_file = tmp_path / "pid"
     deadline = time.monotonic() + 30
     while not (pid_file.exists() and pid_file.read_text().strip()):
@@ -63,8 +64,7 @@ def test_killing_takes_the_whole_process_group_and_leaves_no_zombie(tmp_path):
 
 def test_a_dead_worker_says_what_killed_it(tmp_path):
     worker = start(tmp_path, "os.kill(os.getpid(), 11)")
-    worker.send(b'{"id": 0, "job": {"completion": "", "prompt": ""}}')
-    assert next_messages(worker)[0]["start"] == "fn"
+    worker.send(JOB)
     with pytest.raises(EOFError):
         next_messages(worker)
     assert worker.cause_of_death() == "was killed by SIGSEGV"
@@ -79,7 +79,7 @@ def test_what_is_not_json_is_a_protocol_error(tmp_path):
             if stat.S_ISFIFO(os.fstat(fd).st_mode): os.write(fd, b"garbage\\n")
     """
     worker = start(tmp_path, body)
-    worker.send(b'{"id": 0, "job": {"completion": "", "prompt": ""}}')
+    worker.send(JOB)
     with pytest.raises(ProtocolError, match="garbage"):
         for _ in range(3):
             next_messages(worker)
@@ -92,7 +92,7 @@ def test_a_line_longer_than_the_pipe_is_sent_without_blocking(tmp_path):
     os.kill(worker.pid, signal.SIGSTOP)  # it reads nothing for now
     text = b"x" * 3_000_000
     waiting = worker.send(
-        b'{"id": 0, "job": {"prompt": "", "completion": "%b"}}' % text
+        b'{"jobs": [{"id": 0, "job": {"prompt": "", "completion": "%b"}}]}' % text
     )
     assert waiting
     os.kill(worker.pid, signal.SIGCONT)

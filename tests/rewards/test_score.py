@@ -83,3 +83,27 @@ def test_a_failed_function_makes_the_whole_none_unless_it_is_a_metric():
     metric = combine(scores, {"maths": 1.0, "mine": 0.0})
     assert (metric.value, metric.verdict) == (1.0, Verdict.CORRECT)
     assert "mine: ValueError: no" in metric.detail
+
+
+def test_named_components_are_parts_of_their_function():
+    scores = {"mine": Score(1.0, Verdict.CORRECT, parts={"style": 0.5, "rhyme": None})}
+    parts = combine(scores, {"mine": 2.0}).parts
+    assert parts == {"mine": 1.0, "mine/style": 0.5, "mine/rhyme": None}
+
+
+def test_shaping_has_no_verdict_and_is_no_substitute_for_an_answer():
+    form, none = Score(1.0, Verdict.CORRECT), Score(None, Verdict.UNPARSABLE_GOLD)
+    wrong = Score(0.0, Verdict.WRONG, "7")
+    weights = {"format": 0.5, "maths": 1.0}
+    total = combine({"format": form, "maths": wrong}, weights, shaping=("format",))
+    assert (total.value, total.verdict, total.answer) == (0.5, Verdict.WRONG, "7")
+    total = combine({"format": form, "maths": none}, weights, shaping=("format",))
+    assert (total.value, total.verdict) == (None, Verdict.UNPARSABLE_GOLD)
+    alone = combine({"format": form}, weights, shaping=("format",))
+    assert (alone.value, alone.verdict) == (0.5, Verdict.CORRECT)
+
+
+def test_a_metric_decides_no_verdict():
+    none = Score(None, Verdict.UNPARSABLE_GOLD)
+    scores = {"maths": none, "length": Score(9.0, Verdict.CORRECT)}
+    assert combine(scores, {"maths": 1.0, "length": 0.0}).verdict == none.verdict

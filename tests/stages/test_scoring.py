@@ -1,14 +1,17 @@
 """Sampling and scoring at the same time, with engines and pools that are made up."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 import tiny_stage as tiny
+from rl_jax.errors import ConfigError
 from rl_jax.rewards.score import Score, Verdict
 from rl_jax.rollout.sample import Request
 from rl_jax.stages.scoring import (
     Timing,
+    check_rows,
     completion_text,
     make_engine,
     make_pool,
@@ -74,13 +77,16 @@ def test_a_job_tells_the_reward_all_about_its_sample():
                 for s in found
             ]
 
-    for engine, words, truncated in (
-        (tiny.FakeEngine(), "2 0", False),
-        (Short(), "8 9 7", True),
+    for engine, ids, words, truncated in (
+        (tiny.FakeEngine(), [2, 0, tiny.STOP], "2 0", False),
+        (Short(), [8, 9, 7], "8 9 7", True),
     ):
         pool = tiny.FakePool(lambda _: 0.0)
         run(engine, pool, asked([2], num_samples=1))
-        assert pool.jobs[0] == {
+        job = pool.jobs[0]
+        assert list(job.pop("prompt_ids")) == [1, 2]
+        assert list(job.pop("completion_ids")) == ids
+        assert job == {
             "prompt": "1 2",
             "completion": words,
             "answer": "2",
@@ -202,3 +208,30 @@ def made_up_job(completion, answer):
         "truncated": False,
         "data_source": "",
     }
+
+
+def judged(*answers, **reward):
+    """Checks rows with these answers as a stage does before it samples."""
+    stage = tiny.rl_stage(**{f"reward__{key}": value for key, value in reward.items()})
+    prompts = [tiny.prompt(answer=answer) for answer in answers]
+    prompts = [
+        dataclasses.replace(p, row=dataclasses.replace(p.row, index=i))
+        for i, p in enumerate(prompts)
+    ]
+    with make_pool(stage) as pool:
+        check_rows(pool, stage, prompts)
+
+
+def test_a_row_whose_answer_is_of_no_use_is_named_before_anything_is_sampled():
+    judged("1", "2", functions=("number",))
+    with pytest.raises(ConfigError, match="Row 2 of made_up: its reference") as error:
+        judged("1", "a dozen", "three", functions=("number",))
+    assert "2 of 3 rows" in str(error.value)
+    assert "--config.rl.reward.check_golds=false" in str(error.value)
+    judged("1", "a dozen", functions=("number",), check_golds=False)
+
+
+def test_a_row_that_no_route_judges_is_named():
+    judged("1", routes=("made*=number",))
+    with pytest.raises(ConfigError, match="Row 1 of made_up: no reward is set for"):
+        judged("1", routes=("gsm8k=gsm8k",))
