@@ -149,6 +149,10 @@ class Objective:
     entropy_coef: float | None = None  # weight of the entropy bonus
     dynamic_sampling: bool | None = None  # replace prompts whose rewards all agree
     overlong_buffer: float | None = None  # last part of max_new_tokens to penalise
+    overlong: Literal["dapo", "openrlhf", "verl"] = "dapo"  # whose such penalty
+    overlong_factor: float = 1.0  # what a reply of max_new_tokens loses; not for dapo
+    length_coef: float = 0.0  # weight of Kimi k1.5's reward for short answers; 0: off
+    length_from: int = 1  # first step with that reward
     max_refills: int = 4  # times a rollout batch may be topped up by dynamic_sampling
 
 
@@ -406,5 +410,13 @@ def policy_loss_spec(stage: StageConfig) -> "PolicyLoss":
             f"config.{key}kl is {spec.kl!r}, but the weight of the KL is 0",
             (f"{key}kl_coef", 0.001),
             (f"{key}kl", None),
+        )
+    factor = stage.objective.overlong_factor
+    if stage.objective.overlong == "dapo" and factor != 1.0:
+        key = f"{stage.prefix}objective."
+        raise checks.fault(
+            f"config.{key}overlong_factor is {factor}, but dapo has no such factor",
+            (f"{key}overlong", "openrlhf"),
+            (f"{key}overlong_factor", 1.0),
         )
     return spec

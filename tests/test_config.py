@@ -191,6 +191,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
     advantage = pytest.importorskip("rl_jax.objectives.advantage")
     aggregate = pytest.importorskip("rl_jax.objectives.aggregate")
     kl = pytest.importorskip("rl_jax.objectives.kl")
+    shaping = pytest.importorskip("rl_jax.objectives.shaping")
     policy = pytest.importorskip("rl_jax.objectives.policy")
     table = defaults.tree_keys("rl")
     for name, names in {
@@ -198,11 +199,29 @@ def test_choices_are_those_of_the_code_that_takes_them():
         "advantage": advantage.SCALES,
         "aggregate": aggregate.MODES,
         "kl": kl.KINDS,
+        "overlong": shaping.OVERLONG,
     }.items():
         assert set(table[f"objective.{name}"].choices) == set(names), name
     fields = {field.name for field in dataclasses.fields(policy.PolicyLoss)}
     ours = {field.name for field in dataclasses.fields(defaults.Objective)}
-    assert ours - fields == {"name", "max_refills"}
+    assert ours - fields == {
+        "name",
+        "max_refills",
+        "overlong",
+        "overlong_factor",
+        "length_coef",
+        "length_from",
+    }
+
+
+def test_a_factor_that_the_overlong_penalty_does_not_have_is_refused():
+    config = two_stages()
+    config.rl.objective.overlong_factor = 0.5
+    stage = defaults.resolve(config).stages[1]
+    with pytest.raises(ConfigError, match=r"--config.rl.objective.overlong=openrlhf"):
+        defaults.policy_loss_spec(stage)
+    config.rl.objective.overlong = "verl"
+    defaults.policy_loss_spec(defaults.resolve(config).stages[1])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

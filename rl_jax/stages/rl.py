@@ -26,7 +26,8 @@ from rl_jax.models.params import Params
 from rl_jax.objectives.advantage import group_advantage, group_varies
 from rl_jax.objectives.aggregate import token_weights
 from rl_jax.objectives.policy import PolicyLoss
-from rl_jax.objectives.shaping import soft_overlong_penalty
+from rl_jax.objectives.shaping import group_length_reward, soft_overlong_penalty
+from rl_jax.rewards.score import Verdict
 from rl_jax.rollout.sample import Request, Sample
 from rl_jax.stages import inputs, reporting, run_state
 from rl_jax.stages.agreement import check_agreement
@@ -236,6 +237,7 @@ def _advantages(reward_N, group_N, valid_N, *, scale, num_groups):
 
 
 _varies = jax.jit(group_varies, static_argnames="num_groups")
+_length_reward = jax.jit(group_length_reward, static_argnames="num_groups")
 _weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
 
 
@@ -255,10 +257,12 @@ def make_plan(
     """
     N = stage.rollout.prompts_per_step * stage.rollout.group_size
     G, num_groups = stage.rollout.group_size, stage.rollout.prompts_per_step
-    values = [s.score.value for s in scored]
+    scores = [s.score for s in scored]
     if stage.reward.shuffle:
-        order = np.random.default_rng((seed, step)).permutation(len(values))
-        values = [values[i] for i in order]
+        order = np.random.default_rng((seed, step)).permutation(len(scores))
+        scores = [scores[i] for i in order]
+    values = [score.value for score in scores]
+    correct = [score.verdict is Verdict.CORRECT for score in scores]
 
     def padded(x, fill, dtype):
         return np.array([*x, *[fill] * (N - len(scored))], dtype)
@@ -268,11 +272,22 @@ def make_plan(
     length_N = padded([s.sample.policy_mask.sum() for s in scored], 0, np.int32)
     group_N = (np.arange(N) // G).astype(np.int32)
     if loss.overlong_buffer:
-        budget = stage.rollout.max_new_tokens
-        buffer = loss.overlong_buffer * budget
-        reward_N += np.asarray(
-            soft_overlong_penalty(
-                jnp.asarray(length_N), max_tokens=budget, buffer=buffer
+        penalty_N = soft_overlong_penalty(
+            jnp.asarray(length_N),
+            max_tokens=stage.rollout.max_new_tokens,
+            buffer=loss.overlong_buffer * stage.rollout.max_new_tokens,
+            factor=stage.objective.overlong_factor,
+            definition=stage.objective.overlong,
+        )
+        reward_N += np.asarray(penalty_N)
+    if stage.objective.length_coef and step >= stage.objective.length_from:
+        reward_N += stage.objective.length_coef * np.asarray(
+            _length_reward(
+                length_N,
+                padded(correct, False, bool),
+                group_N,
+                valid_N,
+                num_groups=num_groups,
             )
         )
     adv_N = _advantages(

@@ -173,6 +173,29 @@ def test_the_overlong_penalty_is_added_once():
     np.testing.assert_allclose(plan.adv_N, want, rtol=0, atol=3e-6)
 
 
+def test_the_overlong_penalty_may_have_a_factor():
+    plan = make_plan(
+        lengths(12, 14, 16, 2),
+        DAPO,
+        objective__overlong="openrlhf",
+        objective__overlong_factor=0.5,
+    )
+    want = [1.0, 1.0 - 0.5 * 1.2 / 3.2, 0.5, 0.0]
+    np.testing.assert_allclose(plan.reward_N, want, rtol=0, atol=ATOL)
+
+
+def test_short_answers_are_paid_from_a_step_on_and_wrong_ones_never():
+    # Kimi k1.5: 1/2 - (length - 2) / 14; of the wrong one, 1/2, nothing is left.
+    changes = {"objective__length_coef": 0.1, "objective__length_from": 5}
+    before, after = (
+        make_plan(lengths(12, 14, 16, 2), step=step, **changes).reward_N
+        for step in (4, 5)
+    )
+    np.testing.assert_array_equal(before, [1.0, 1.0, 1.0, 0.0])
+    want = before + 0.1 * np.array([0.5 - 10 / 14, 0.5 - 12 / 14, -0.5, 0.0])
+    np.testing.assert_allclose(after, want, rtol=0, atol=ATOL)
+
+
 # Several updates a step.
 
 
