@@ -9,7 +9,6 @@ import dataclasses
 import json
 import pathlib
 import resource
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -137,18 +136,15 @@ def _save_checkpoint(
 ) -> dict[str, int]:
     """Writes the form of a work folder, without a run; returns its files' bytes."""
     from rl_jax.checkpoint import Checkpointer
-    from rl_jax.models.export import CONFIG, SIDE_FILES
-    from rl_jax.stages.context import MODEL_FILE, TOKENIZER_FOLDER
+    from rl_jax.models.export import copy_side_files
+    from rl_jax.stages.context import TOKENIZER_FOLDER, write_model_file
     from rl_jax.stages.run_state import CHECKPOINTS
 
     with written_whole(out) as folder:
-        text = json.dumps(dataclasses.asdict(model), indent=1) + "\n"
-        (folder / MODEL_FILE).write_text(text)
+        write_model_file(model, folder)
         (folder / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
         (folder / TOKENIZER_FOLDER).mkdir()
-        for name in (CONFIG, *SIDE_FILES):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / TOKENIZER_FOLDER / name)
+        copy_side_files(source, folder / TOKENIZER_FOLDER)
         with Checkpointer(folder / CHECKPOINTS, keep=1) as checkpointer:
             checkpointer.save(0, {"params": params}, {})
         parts: dict[str, int] = {}

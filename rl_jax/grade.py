@@ -32,8 +32,8 @@ from rl_jax.data.messages import text_of, turns
 from rl_jax.errors import ConfigError
 from rl_jax.rewards import RewardPool, Score, registry, routing
 from rl_jax.rewards.code.isolation import tested
+from rl_jax.rewards.sandbox import LEVELS
 
-_ISOLATION = ("namespaces", "landlock", "none")
 _SAME = 1e-9  # of a score and an expected one
 
 
@@ -80,7 +80,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--workers", type=int, default=2, help="replies at a time (default: 2)")
     add(
         "--isolation",
-        choices=_ISOLATION,
+        choices=LEVELS,
         default="namespaces",
         help="the least that will do for programs (default: namespaces)",
     )

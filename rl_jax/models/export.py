@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -134,6 +135,13 @@ def save_folder(
     types = _types(model, config, dtype)
     texts |= more or {}
     return _save(params, model, folder, texts, types, shard_bytes, replace=replace)
+
+
+def copy_side_files(source: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies config.json and what `source` has of SIDE_FILES, byte for byte."""
+    for name in (CONFIG, *SIDE_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def tensor_names(model: ModelSpec) -> list[str]:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import shutil
 import signal
 from typing import Any
 
@@ -16,12 +15,12 @@ from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import check_divides, is_lead, make_mesh
 from rl_jax.models import huggingface
-from rl_jax.models.export import SIDE_FILES
-from rl_jax.models.huggingface_config import CONFIG
+from rl_jax.models.export import copy_side_files
 from rl_jax.models.params import Params, init_params
 from rl_jax.models.spec import Attention, ModelSpec, spec_from_dict
 from rl_jax.stages import reading
 from rl_jax.stages.reading import TOKENIZER_FOLDER
+from rl_jax.whole_folder import written_whole
 
 MODEL_FILE = "model.json"
 
@@ -103,8 +102,7 @@ def build(run: configs.Run, workdir: pathlib.Path, stop: StopFlag) -> Context:
         size = _rounded_up(text.vocab_size)
         model = dataclasses.replace(model, vocab_size=size)
     if is_lead():
-        path = workdir / MODEL_FILE
-        path.write_text(json.dumps(dataclasses.asdict(model), indent=1) + "\n")
+        write_model_file(model, workdir)
     return Context(run, workdir, mesh, model, text, stop)
 
 
@@ -129,26 +127,13 @@ def _rounded_up(vocab_size: int) -> int:
 def _tokenizer(run: configs.Run, workdir: pathlib.Path) -> Tokenizer:
     """The model's own tokenizer, or a new model's, trained here; kept in workdir."""
     folder = workdir / TOKENIZER_FOLDER
-    if run.model.path:
-        if is_lead() and not folder.exists():
-            _copy_tokenizer(pathlib.Path(run.model.path), folder)
-        return tokenizer.load(run.model.path)
     if is_lead() and not folder.exists():
-        unfinished = workdir / f"{TOKENIZER_FOLDER}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        reading.new_tokenizer(run, unfinished)
-        unfinished.rename(folder)
-    return tokenizer.load(folder)
-
-
-def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> None:
-    unfinished = folder.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    for name in (CONFIG, *SIDE_FILES):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, unfinished / name)
-    unfinished.rename(folder)
+        with written_whole(folder) as unfinished:
+            if run.model.path:
+                copy_side_files(pathlib.Path(run.model.path), unfinished)
+            else:
+                reading.new_tokenizer(run, unfinished)
+    return tokenizer.load(run.model.path or folder)
 
 
 def check_layout(run: configs.Run, model: ModelSpec, mesh: Mesh) -> None:
@@ -179,6 +164,12 @@ def first_params(context: Context) -> Params:
     if run.model.path:
         return huggingface.load_params(run.model.path, context.model, context.mesh)
     return init_params(context.model, context.mesh, run.seed)
+
+
+def write_model_file(model: ModelSpec, workdir: pathlib.Path) -> None:
+    """Says in a workdir what model it holds."""
+    text = json.dumps(dataclasses.asdict(model), indent=1) + "\n"
+    (workdir / MODEL_FILE).write_text(text)
 
 
 def read_model_file(workdir: pathlib.Path) -> ModelSpec:

@@ -27,6 +27,10 @@ def run(
     talks = inputs.conversations(stage, text, seed)
     held_out = inputs.eval_prompts(stage, text) if stage.eval.every else []
     inputs.assert_held_out(held_out, [talk.row for talk in talks])
+    if held_out:
+        # Now, and not at the first evaluation, which may be hours away.
+        with make_pool(stage) as pool:
+            check_rows(pool, stage, held_out)
     pieces = inputs.stream(talks, seed).map(operator.attrgetter("piece"))
 
     tx, lr_schedule = run_state.optimiser_of(stage, context.model)
@@ -104,5 +108,4 @@ def _evaluate(context, stage, params, held_out) -> dict[str, float]:
     text = context.tokenizer
     engine = make_engine(stage, context.model, text, context.mesh, context.run.seed)
     with make_pool(stage) as pool:
-        check_rows(pool, stage, held_out)
         return evaluate(engine, pool, text, params, held_out, stage, context.stop)

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from chat_runs import learnt_texts, masked_text
 from rl_jax.data import chat, chat_talk
 from rl_jax.data import tokenizer as tokenizers
 from rl_jax.errors import ConfigError
@@ -61,29 +62,6 @@ def templated(folder, template, **config):
     """A tokenizer with a template of its own."""
     config = {"eos_token": "<|end_of_text|>"} | config
     return byte_bpe(folder, chat_template=template, **config)
-
-
-def masked_text(tokenizer, messages, **given):
-    """What the mask covers, a run of True after another."""
-    return runs(tokenizer, *chat.conversation_ids(tokenizer, messages, **given))
-
-
-def learnt_texts(tokenizer, messages, **given):
-    """The same of each training sequence."""
-    sequences = chat.training_sequences(tokenizer, messages, **given)
-    return [runs(tokenizer, *sequence) for sequence in sequences]
-
-
-def runs(tokenizer, ids, mask):
-    assert len(ids) == len(mask) and all(type(flag) is bool for flag in mask)
-    found, previous = [], False
-    for token_id, flag in zip(ids, mask, strict=True):
-        if flag and not previous:
-            found.append([])
-        if flag:
-            found[-1].append(token_id)
-        previous = flag
-    return [tokenizer.decode(run, specials=True) for run in found]
 
 
 def test_the_prompt_of_llama3_is_these_ids(llama3):

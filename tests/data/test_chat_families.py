@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from chat_runs import learnt_texts, masked_text
 from rl_jax.data import chat
 from rl_jax.data import tokenizer as tokenizers
 from rl_jax.errors import ConfigError
@@ -36,29 +37,6 @@ def family(name, tokenizer=None):
         TOKENIZERS / (tokenizer or SOURCES[name]["tokenizers"][0]),
         chat_template=(REAL / f"{name}.jinja").read_text("utf-8"),
     )
-
-
-def masked_text(tokenizer, messages, **given):
-    """What the mask covers, a run of True after another."""
-    return runs(tokenizer, *chat.conversation_ids(tokenizer, messages, **given))
-
-
-def learnt_texts(tokenizer, messages, **given):
-    """The same of each training sequence."""
-    sequences = chat.training_sequences(tokenizer, messages, **given)
-    return [runs(tokenizer, *sequence) for sequence in sequences]
-
-
-def runs(tokenizer, ids, mask):
-    assert len(ids) == len(mask) and all(type(flag) is bool for flag in mask)
-    found, previous = [], False
-    for token_id, flag in zip(ids, mask, strict=True):
-        if flag and not previous:
-            found.append([])
-        if flag:
-            found[-1].append(token_id)
-        previous = flag
-    return [tokenizer.decode(run, specials=True) for run in found]
 
 
 @pytest.mark.parametrize(

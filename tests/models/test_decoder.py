@@ -15,8 +15,9 @@ import pytest
 
 from rl_jax.mesh import make_mesh, sharding, spec
 from rl_jax.models import decoder
-from rl_jax.models.decoder import Cache, reach, rope_frequencies, rotate
+from rl_jax.models.decoder import Cache
 from rl_jax.models.params import map_layout
+from rl_jax.models.rotary import reach, rope_frequencies, rotate
 from rl_jax.models.spec import Attention, ModelSpec, RopeScaling
 
 V, T = 17, 9
