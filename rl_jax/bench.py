@@ -184,7 +184,7 @@ def pool_rate(
     for i, ((gold, _), text) in enumerate(zip(asked, texts, strict=True)):
         pool.submit(i, {"prompt": "", "completion": text, "answer": gold})
     while len(scores) < len(texts):
-        scores.update(pool.wait())
+        scores.update(pool.wait(at_least=pool.pending))
     rate = len(texts) / (time.perf_counter() - start)
     return rate, [scores[i] for i in range(len(texts))]
 

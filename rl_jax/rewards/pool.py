@@ -156,7 +156,7 @@ class RewardPool:
             self.submit(i, {**empty, **job, "check_gold": True})
         found: list[tuple[int, str]] = []
         while self.pending:
-            scores = self.wait()
+            scores = self.wait(at_least=self.pending)
             found += [(i, s.detail) for i, s in scores if s.value is None]
         return sorted(found)
 
@@ -164,9 +164,15 @@ class RewardPool:
         """The scores that have come in since the last call. Never blocks."""
         return self._ledger.take()
 
-    def wait(self, timeout_secs: float | None = None) -> list[tuple[int, Score]]:
-        """Blocks until a score is there, nothing is pending or the time is up."""
-        return self._ledger.wait(timeout_secs)
+    def wait(
+        self, timeout_secs: float | None = None, *, at_least: int = 1
+    ) -> list[tuple[int, Score]]:
+        """Blocks until so many scores are there, or all, or the time is up.
+
+        What is there by then is returned. Being woken once and not for every score
+        leaves the cores to the workers.
+        """
+        return self._ledger.wait(timeout_secs, at_least)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the pool was made.

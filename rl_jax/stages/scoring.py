@@ -161,7 +161,7 @@ def sample_and_score(
     sampled = time.monotonic()
     while len(scores) < len(tickets):
         check_stop()
-        scores.update(pool.wait(0.2))
+        scores.update(pool.wait(0.2, at_least=pool.pending))
     timing = Timing(
         sampled - started,
         time.monotonic() - sampled,

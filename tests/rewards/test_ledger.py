@@ -54,6 +54,19 @@ def test_waiting_is_woken_by_a_score():
     assert ledger.wait(10.0) == [(1, GOOD)]
 
 
+def test_whoever_waits_for_several_scores_is_not_woken_before_they_are_there():
+    ledger = Ledger()
+    for ticket in range(3):
+        ledger.add(ticket, b"")
+    first, second, third = (ledger.next() for _ in range(3))
+    assert first and second and third
+    ledger.finish(first, GOOD)
+    assert ledger.wait(0.01, at_least=2) == [(0, GOOD)]  # the time was up
+    ledger.finish(second, GOOD)
+    threading.Timer(0.05, lambda: ledger.finish(third, GOOD)).start()
+    assert len(ledger.wait(10.0, at_least=2)) == 2  # as many as there are
+
+
 def test_a_fault_of_the_thread_is_raised_to_everybody():
     ledger = Ledger()
     ledger.stop(KeyError("bug"))
