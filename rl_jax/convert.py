@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     found = find(args.model, args.step)
     other = "huggingface" if found.checkpoints else "checkpoint"
     to = args.to or other
-    types = _stored_types(found)
+    types = stored_types(found)
     dtype = found.model.param_dtype
     if found.checkpoints is None and types:
         dtype = jnp.result_type(*(jnp.dtype(x) for x in set(types.values()))).name
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     params = read_params(found, model, mesh)
     if to == "checkpoint":
         origin = {"model": found.name, "stored": types}
-        files = _save_checkpoint(params, model, args.out, found.files, origin)
+        files = save_checkpoint(params, model, args.out, found.files, origin)
     else:
         done = export.save_folder(
             params,
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _stored_types(found: "Found") -> dict[str, str] | None:
+def stored_types(found: "Found") -> dict[str, str] | None:
     """Stored name -> type, in the Hugging Face folder that a model comes from.
 
     None for a run's: its weights go back in the type that config.json names.
@@ -127,7 +127,7 @@ def _stored_types(found: "Found") -> dict[str, str] | None:
     }
 
 
-def _save_checkpoint(
+def save_checkpoint(
     params: "Params",
     model: "ModelSpec",
     out: str,

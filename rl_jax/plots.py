@@ -39,7 +39,9 @@ def plot_chain(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    curves = [_read(pathlib.Path(folder) / "metrics.jsonl") for _, folder in stages]
+    curves = [
+        read_curves(pathlib.Path(folder) / "metrics.jsonl") for _, folder in stages
+    ]
     # By number of steps, but a short stage stays readable beside a long one.
     steps = np.array([max(_last_step(found), 1) for found in curves])
     widths = np.clip(steps / steps.max(), 0.45, 1.0)
@@ -173,7 +175,7 @@ def _last_step(curves: Curves) -> int:
     return max((int(x[-1]) for x, _ in curves.values()), default=0)
 
 
-def _read(path: pathlib.Path) -> Curves:
+def read_curves(path: pathlib.Path) -> Curves:
     """The curves of a metrics.jsonl; {} if there is none. Skips a torn last line."""
     points: dict[str, list[tuple[int, float]]] = {}
     if path.is_file():

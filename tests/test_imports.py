@@ -15,7 +15,18 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MESH_AXES = {"replica", "fsdp", "tensor"}
 # Thin: they read a command line and call the stages.
-COMMANDS = {"bench", "convert", "evaluate", "generate", "grade", "load", "train"}
+COMMANDS = {
+    "bench",
+    "convert",
+    "curate",
+    "evaluate",
+    "generate",
+    "grade",
+    "load",
+    "merge",
+    "scaling",
+    "train",
+}
 # Words for people, in tables of keys and in messages.
 MAY_NAME_AXES = {"mesh", "config", "checks", "stages.context"}
 
@@ -124,8 +135,12 @@ def test_objectives_and_models_see_no_config_and_no_run(name):
         assert not is_below(target, "ml_collections", "absl", "tensorboardX"), target
 
 
-# What reads and writes model folders; everything else is arrays in, arrays out.
+# What reads and writes model folders, the variable that overrides the choice of a
+# kernel, and what measures kernels; everything else is arrays in, arrays out.
 FILES = {
+    "kernels.bundles",
+    "kernels.estimate",
+    "kernels.platform",
     "models.export",
     "models.huggingface",
     "models.huggingface_config",

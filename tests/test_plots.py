@@ -57,7 +57,7 @@ def test_null_values_and_other_keys_leave_gaps(tmp_path):
             {"step": 3, "train/loss": 1.0},
         ],
     )
-    curves = plots._read(tmp_path / "run" / "metrics.jsonl")
+    curves = plots.read_curves(tmp_path / "run" / "metrics.jsonl")
     assert set(curves) == {"train/loss"}
     np.testing.assert_array_equal(curves["train/loss"], [[1, 3], [2.0, 1.0]])
 

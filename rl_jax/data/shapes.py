@@ -22,7 +22,7 @@ from rl_jax.data.files import Record
 from rl_jax.data.messages import Messages, text_or_turns
 from rl_jax.errors import ConfigError
 
-_PROMPTS = ("prompt", "messages", "conversations", "instruction")
+PROMPTS = ("prompt", "messages", "conversations", "instruction")
 _TALKS = ("messages", "conversations", "prompt", "instruction")
 _REPLIES = ("completion", "output")
 _PROMPT_SHAPES = "prompt; messages; conversations (from, value); instruction, input"
@@ -38,9 +38,9 @@ def prompt(record: Record, column: str = "") -> tuple[Messages, tuple[str, ...]]
     Raises:
         ConfigError: if there are none, or only the assistant speaks.
     """
-    if not (column or first_of(record, _PROMPTS)):
+    if not (column or first_of(record, PROMPTS)):
         raise unrecognised(record, "prompt", _PROMPT_SHAPES)
-    messages, used = _turns(record, column, _PROMPTS)
+    messages, used = _turns(record, column, PROMPTS)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:

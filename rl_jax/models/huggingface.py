@@ -108,7 +108,7 @@ def load_params(folder: str | os.PathLike, model: ModelSpec, mesh: Mesh) -> Para
     folder = model_folder(folder)
     tree, shapes = weights(model), abstract_params(model, mesh)
     tensors = open_tensors(folder)
-    _check(tree, tensors, model)
+    check_tensors(tree, tensors, model)
     return jax.tree.map(
         lambda weight, shape: _load(weight, shape, tensors), tree, shapes
     )
@@ -196,7 +196,7 @@ def _read(
     return out
 
 
-def _check(tree: Params, tensors: dict[str, Stored], model: ModelSpec) -> None:
+def check_tensors(tree: Params, tensors: dict[str, Stored], model: ModelSpec) -> None:
     """Raises ConfigError unless the files hold exactly the tensors of the model."""
     paths = sorted({str(stored.path) for stored in tensors.values()})
     rest = {name for name in tensors if not name.endswith(_ROTARY_BUFFER)}
