@@ -5,8 +5,9 @@ which pass. Programs run in the sandbox (rl_jax/rewards/sandbox); the loss is GR
 --config.rl.objective.name=dapo or cispo takes another.
 
 Run:      python -m rl_jax.train --config=configs/code_grpo.py --workdir=$DIR
-Expect:   held-out programs that pass, sampled, 0.19 to 0.91 (seed 1), greedy 0.00 to
-          1.00; 5 minutes on 2 shared CPU cores, jax 0.10.2, 2026-11-30
+Expect:   held-out programs that pass, sampled, seeds 0, 1, 2: 0.12, 0.19, 0.12 to
+          0.96, 0.91, 0.89 (dapo 0.97, 0.94, 0.95; cispo 0.98, 0.90, 0.92); 3 minutes
+          each on 2 CPU cores, jax 0.10.2, 2026-11-30
 """
 
 from rl_jax import config as defaults

@@ -20,7 +20,7 @@ from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 
 from rl_jax import config as defaults
-from rl_jax import config_text, recipe, schema
+from rl_jax import config_text, processes, recipe, schema
 from rl_jax.config_text import describe as describe
 from rl_jax.config_text import to_json as to_json
 from rl_jax.errors import ConfigError
@@ -206,7 +206,7 @@ def _override_value(
 
 def parsed(key: schema.Key, text: str) -> Any:
     """Text as a value of the key's type; ValueError if it is not written as one."""
-    if key.optional and text.lower() in ("none", "null"):
+    if key.optional and text.lower() in ("none", "null") and text not in key.choices:
         return None
     if key.value_type is tuple:
         inner = text.strip().removeprefix("(").removesuffix(")").rstrip(",")
@@ -248,9 +248,13 @@ def _apply(config: schema.Tree, values: Mapping[str, Any]) -> schema.Tree:
 
 
 def _absolute(workdir: str) -> str:
-    """The folder's absolute path; orbax takes no other. URLs stay as they are."""
+    """The folder's absolute path; orbax takes no other."""
     if "://" in workdir:
-        return workdir
+        raise ConfigError(
+            f"--workdir is {workdir!r}, an address; expected a folder.\n"
+            "Mount the bucket (gcsfuse, NFS), the same on every host, and write e.g. "
+            "`--workdir=/mnt/runs/a`."
+        )
     path = os.path.abspath(os.path.expanduser(workdir))
     if os.path.isfile(path):
         raise ConfigError(
@@ -279,3 +283,6 @@ def exit_on_config_error(
                 with open(TERMINATION_LOG, "w", encoding="utf-8") as log:
                     log.write(text + "\n")
         return CONFIG_ERROR_CODE
+    except processes.ProcessTimeout as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

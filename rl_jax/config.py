@@ -15,21 +15,13 @@ from ml_collections import config_dict
 
 from rl_jax import checks, schema
 from rl_jax.errors import ConfigError
+from rl_jax.objectives import names
 
 if TYPE_CHECKING:
     from rl_jax.objectives.policy import PolicyLoss
 
 Kind = Literal["sft", "rl"]
 Float = Literal["float32", "bfloat16"]
-PresetName = Literal["grpo", "dapo", "cispo", "dr_grpo"]
-Advantage = Literal["group_std", "group_mean", "batch_std"]
-Aggregate = Literal[
-    "token_mean",
-    "seq_mean_token_mean",
-    "seq_sum_const",
-    "prompt_mean",
-    "seq_mean_token_sum",
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +55,14 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """Where the run takes place."""
+    """Where the run takes place, and in which processes (rl_jax/coordinates.py)."""
 
     platform: Literal["", "cpu", "gpu", "tpu"] = ""  # refuse any other; empty: take any
+    coordinator: str = ""  # HOST:PORT of process 0, where all meet; empty: found out
+    num_processes: int = 0  # processes that there must be; 0: as many as are found
+    process_id: int = -1  # which of them this one is, from 0; -1: found out
+    start_secs: float = 300.0  # seconds for all processes to come, at most
+    step_minutes: float = 0.0  # minutes without a finished step end the run; 0: never
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,20 +133,39 @@ class Reward:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The policy loss: a named one, and what differs from it."""
+    """The policy loss: a named one, and what differs from it.
 
-    name: PresetName = "grpo"  # the named loss; none below: as the named loss has it
-    advantage: Advantage | None = None  # what the centred rewards are divided by
-    aggregate: Aggregate | None = None  # how token losses are averaged
+    What each choice means is in rl_jax/objectives: surrogate.py has the formulas.
+    """
+
+    name: names.Preset = "grpo"  # the named loss; none below: as the named loss has it
+    compat: names.Compat | None = None  # that loss as this trainer has it
+    centre: names.Centre | None = None  # what is taken from a reward
+    scale: names.Scale | None = None  # what it is then divided by
+    advantage: names.Advantage | None = None  # an earlier name for the two
+    whiten: names.Whiten | None = None  # mean 0 and spread 1 over all tokens of a step
+    surrogate: names.Surrogate | None = None  # what ratio and advantage make of a token
+    denominator: names.Denominator | None = None  # whom the ratio is to
+    ratio: names.Ratio | None = None  # of a token, or of a whole sample
     clip_low: float | None = None  # ratio bounded from below by 1 - this
     clip_high: float | None = None  # ratio bounded from above by 1 + this
-    kl: Literal["k1", "k2", "k3"] | None = None  # estimator of the KL to the reference
+    ratio_cap: float | None = None  # absolute cap: dual clip, ScaleRL, delta; 0: off
+    tau: float | None = None  # what the paper of the surrogate calls tau
+    tau_negative: float | None = None  # the same where the advantage is negative: sapo
+    aggregate: names.Aggregate | None = None  # how token losses are averaged
+    kl: names.Kl | None = None  # estimator of the KL to the reference
     kl_coef: float | None = None  # weight of that KL; 0: no reference model is kept
-    sampler_cap: float | None = None  # cap of the weight exp(old - sampler); 0: off
+    # In the loss, in the reward of a sample, or in the return of a token.
+    kl_place: names.KlPlace | None = None
+    correction: names.Correction | None = None  # the weight made of exp(old - sampler)
+    sampler_low: float | None = None  # lower bound of what the correction judges
+    sampler_cap: float | None = None  # upper bound of it; 0: no correction
+    # Bad samples that drifted so many nats are left out; 0: none is.
+    off_policy_delta: float | None = None
     entropy_coef: float | None = None  # weight of the entropy bonus
     dynamic_sampling: bool | None = None  # replace prompts whose rewards all agree
     overlong_buffer: float | None = None  # last part of max_new_tokens to penalise
-    overlong: Literal["dapo", "openrlhf", "verl"] = "dapo"  # whose such penalty
+    overlong: names.Overlong = "dapo"  # whose such penalty
     overlong_factor: float = 1.0  # what a reply of max_new_tokens loses; not for dapo
     length_coef: float = 0.0  # weight of Kimi k1.5's reward for short answers; 0: off
     length_from: int = 1  # first step with that reward
@@ -389,6 +405,13 @@ def _worked_out(run: Run) -> Run:
     return dataclasses.replace(run, model=model, stages=tuple(stages))
 
 
+_EARLIER = {
+    "group_std": {"centre": "group_mean", "scale": "group_std"},
+    "group_mean": {"centre": "group_mean", "scale": "none"},
+    "batch_std": {"centre": "group_mean", "scale": "varying_std"},
+}
+
+
 def policy_loss_spec(stage: StageConfig) -> "PolicyLoss":
     """The named policy loss with the config's own values put in. Imports jax.
 
@@ -397,23 +420,34 @@ def policy_loss_spec(stage: StageConfig) -> "PolicyLoss":
     """
     from rl_jax.objectives import policy
 
+    objective, key = stage.objective, f"{stage.prefix}objective."
     given = {
         field.name: value
         for field in dataclasses.fields(policy.PolicyLoss)
-        if (value := getattr(stage.objective, field.name, None)) is not None
+        if (value := getattr(objective, field.name, None)) is not None
     }
-    spec = dataclasses.replace(policy.PRESETS[stage.objective.name], **given)
-    policy.validate(spec)
-    if "kl" in given and not spec.kl_coef:
-        key = f"{stage.prefix}objective."
+    if objective.advantage is not None:
+        given = _EARLIER[objective.advantage] | given
+    named = policy.COMPAT[objective.compat] if objective.compat else policy.PRESETS
+    if objective.name not in named:
+        close = schema.nearest(objective.name, named) or [*named]
         raise checks.fault(
-            f"config.{key}kl is {spec.kl!r}, but the weight of the KL is 0",
-            (f"{key}kl_coef", 0.001),
-            (f"{key}kl", None),
+            f"config.{key}name is {objective.name!r}, which {objective.compat} does "
+            f"not have, but {', '.join(named)}",
+            (f"{key}name", close[0]),
+            (f"{key}compat", None),
         )
-    factor = stage.objective.overlong_factor
-    if stage.objective.overlong == "dapo" and factor != 1.0:
-        key = f"{stage.prefix}objective."
+    spec = dataclasses.replace(named[objective.name], **given)
+    policy.validate(spec)
+    for name in {"kl", "kl_place"} & given.keys():
+        if not spec.kl_coef:
+            raise checks.fault(
+                f"config.{key}{name} is {given[name]!r}, but the weight of the KL is 0",
+                (f"{key}kl_coef", 0.001),
+                (f"{key}{name}", None),
+            )
+    factor = objective.overlong_factor
+    if objective.overlong == "dapo" and factor != 1.0:
         raise checks.fault(
             f"config.{key}overlong_factor is {factor}, but dapo has no such factor",
             (f"{key}overlong", "openrlhf"),

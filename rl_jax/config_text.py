@@ -24,12 +24,13 @@ def describe(config: schema.Tree, overrides: Iterable[str] = ()) -> str:
     marked = {text.partition("=")[0] for text in overrides}
     values = schema.leaves(config)
     groups: dict[str, list[str]] = {}
-    for path in defaults.tree_keys(defaults.kinds_of(config)):
+    for path, key in defaults.tree_keys(defaults.kinds_of(config)).items():
         if values["model.path"] and path in defaults.MODEL_SIZES:
             continue
         group, _, name = path.rpartition(".")
         mark = "*" if path in marked else ""
-        text = f"{mark}{name}={schema.quoted(schema.as_text(values[path]))}"
+        text = schema.quoted(schema.as_text(values[path], key.choices))
+        text = f"{mark}{name}={text}"
         groups.setdefault(group, []).append(text.replace(" ", _NO_BREAK))
     lines = [
         textwrap.fill(
@@ -109,7 +110,7 @@ def _key_entry(path: str, value: object, key: schema.Key) -> str:
     choices = (
         f" [{', '.join(c or 'empty' for c in key.choices)}]" if key.choices else ""
     )
-    text = f"--config.{path}={schema.quoted(schema.as_text(value))}"
+    text = f"--config.{path}={schema.quoted(schema.as_text(value, key.choices))}"
     return _entry(text, key.comment + choices)
 
 

@@ -1,14 +1,14 @@
 """The state of training and the compiled programs that update it.
 
-A step is: `attach` advantages and weights to packed rows, `policy_gradient` (or
-`supervised_gradient`) for each micro-batch of fixed shape, which adds to the sum of
-gradients, then `apply_gradient` once. A token's weight in the loss is fixed before the
-rows are split (objectives/aggregate.py), so that any split gives the same gradient.
+A step is: `policy_gradient` (or `supervised_gradient`) for each micro-batch of packed
+rows of fixed shape, which adds to the sum of gradients, then `apply_gradient` once.
+Advantages come from the rewards of all samples of the step, and a token's weight in the
+loss is fixed before the rows are split (objectives/aggregate.py), so that any split
+gives the same gradient.
 
 Legend: B rows of a micro-batch, T positions, N samples of the optimiser's batch.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from rl_jax.mesh import sharding, spec
 from rl_jax.models.decoder import hidden_states, target_logprobs
 from rl_jax.models.params import Params, map_layout
 from rl_jax.models.spec import ModelSpec
+from rl_jax.objectives.advantage import group_advantage, group_varies
 from rl_jax.objectives.policy import PolicyLoss, policy_loss
 from rl_jax.objectives.supervised import cross_entropy
 
@@ -49,10 +50,10 @@ class Batch:
     """Packed rows on the device; see `data.packing.Packed` for what t speaks of.
 
     Attributes:
-        adv_BT: float32 advantage of each target.
-        weight_BT: float32 weight of each target in the loss.
         old_logp_BT, ref_logp_BT: float32 under the weights before this batch's
             updates, and under the reference; None where not needed.
+        adv_BT: float32, where the tokens of a sample differ (credit.py); None: each
+            has what its sample has.
     """
 
     token_BT: jax.Array
@@ -63,25 +64,39 @@ class Batch:
     sampler_logp_BT: jax.Array
     sample_BT: jax.Array
     group_BT: jax.Array
-    adv_BT: jax.Array
-    weight_BT: jax.Array
     old_logp_BT: jax.Array | None = None
     ref_logp_BT: jax.Array | None = None
+    adv_BT: jax.Array | None = None
+
+
+@flax.struct.dataclass
+class Outcome:
+    """What became of the samples of a step; whole on every device.
+
+    Attributes:
+        reward_N: float32 as trained on; not read where not valid.
+        group_N: int32 group of each sample, from 0.
+        valid_N: bool, the sample has a reward.
+        weight_N: float32 weight in the loss of each of its tokens.
+    """
+
+    reward_N: jax.Array | np.ndarray
+    group_N: jax.Array | np.ndarray
+    valid_N: jax.Array | np.ndarray
+    weight_N: jax.Array | np.ndarray
 
 
 class Learner(NamedTuple):
     """Compiled programs of one stage.
 
     score(params, batch) -> logp_BT
-    attach(batch, adv_N, weight_N) -> batch with advantages and weights
-    policy_gradient(params, grads, batch, num_tokens) -> (grads, metrics)
-    supervised_gradient(params, grads, batch, num_tokens) -> (grads, metrics)
+    policy_gradient(params, grads, batch, outcome, num_tokens) -> (grads, metrics)
+    supervised_gradient(params, grads, batch, weight_N, num_tokens) -> (grads, metrics)
     apply_gradient(state, grads) -> (state, metrics)
     zero_gradient(params) -> grads
     """
 
     score: Callable[..., jax.Array]
-    attach: Callable[..., Batch]
     policy_gradient: Callable[..., tuple[Params, Metrics]]
     supervised_gradient: Callable[..., tuple[Params, Metrics]]
     apply_gradient: Callable[..., tuple[State, Metrics]]
@@ -144,37 +159,63 @@ def _scalar(params: Params):
 
 
 def to_device(packed: Packed, mesh: Mesh) -> Batch:
-    """Rows onto the mesh, with no advantages and no weights yet."""
+    """Rows onto the mesh."""
     rows = sharding(mesh, "batch", "time")
     arrays = {
         name: jax.device_put(np.asarray(value), rows)
         for name, value in vars(packed).items()
     }
-    zeros = jnp.zeros(packed.token_BT.shape, jnp.float32, device=rows)
-    return Batch(**arrays, adv_BT=zeros, weight_BT=zeros)
+    return Batch(**arrays)
 
 
-def attach(batch: Batch, adv_N: jax.Array, weight_N: jax.Array) -> Batch:
-    """Gives each target its sample's advantage, and its sample's weight a token."""
-    rows = spec("batch", "time")
-    adv_BT = adv_N.at[batch.sample_BT].get(out_sharding=rows)
-    weight_BT = weight_N.at[batch.sample_BT].get(out_sharding=rows)
-    return dataclasses.replace(
-        batch,
-        adv_BT=jnp.where(batch.mask_BT, adv_BT, 0.0),
-        weight_BT=jnp.where(batch.mask_BT, weight_BT, 0.0),
+def per_token(x_N: jax.Array, batch: Batch) -> jax.Array:
+    """Gives each target what its sample has, [B, T], and 0 where the mask is."""
+    x_BT = x_N.at[batch.sample_BT].get(out_sharding=spec("batch", "time"))
+    return jnp.where(batch.mask_BT, x_BT, 0.0)
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "num_groups"))
+def advantages(outcome: Outcome, *, loss: PolicyLoss, num_groups: int) -> jax.Array:
+    """adv_N of the samples of a step, whole on every device."""
+    local = functools.partial(
+        group_advantage,
+        num_groups=num_groups,
+        centre=loss.centre,
+        scale=loss.scale,
+        eps=loss.eps,
     )
+    samples: Any = (outcome.reward_N, outcome.group_N, outcome.valid_N)
+    return jax.shard_map(local, in_specs=jax.P(), out_specs=jax.P())(*samples)
+
+
+@functools.partial(jax.jit, static_argnames="num_groups")
+def varies(
+    reward_N: jax.Array | np.ndarray,
+    group_N: jax.Array | np.ndarray,
+    valid_N: jax.Array | np.ndarray,
+    *,
+    num_groups: int,
+) -> jax.Array:
+    """`objectives.advantage.group_varies` of samples that every device has."""
+    local = functools.partial(group_varies, num_groups=num_groups)
+    samples: Any = (reward_N, group_N, valid_N)
+    return jax.shard_map(local, in_specs=jax.P(), out_specs=jax.P())(*samples)
 
 
 def batch_logprobs(
     params: Params, batch: Batch, *, model: ModelSpec, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """(logp_BT, entropy_BT) of the targets of packed rows, float32."""
+    """(logp_BT, entropy_BT) of the targets of packed rows, float32; 0 if not masked."""
     hidden_BTD = hidden_states(
         params, batch.token_BT, batch.position_BT, batch.segment_BT, model
     )
     return target_logprobs(
-        params, hidden_BTD, batch.target_BT, model, temperature=temperature
+        params,
+        hidden_BTD,
+        batch.target_BT,
+        batch.mask_BT,
+        model,
+        temperature=temperature,
     )
 
 
@@ -184,20 +225,26 @@ def make_learner(
     lr_schedule: optax.Schedule,
     *,
     loss: PolicyLoss | None = None,
+    num_groups: int = 0,
     temperature: float = 1.0,
 ) -> Learner:
     """Compiles the programs of a stage, when they are first called.
 
     Args:
         loss: the policy loss; None for a supervised stage.
+        num_groups: of a step's samples, at the most.
         temperature: the sampler's; log-probabilities are taken under it. 1 for a
             supervised stage.
     """
 
     logprobs = functools.partial(batch_logprobs, model=model, temperature=temperature)
 
-    def policy(params, batch, num_tokens):
+    def policy(params, batch, outcome, num_tokens):
         assert loss is not None
+        adv_BT = batch.adv_BT
+        if adv_BT is None:
+            adv_N = advantages(outcome, loss=loss, num_groups=num_groups)
+            adv_BT = per_token(adv_N, batch)
         logp_BT, entropy_BT = logprobs(params, batch)
         # Used once, a batch is trained on by the very weights that "old" means.
         old_logp_BT = batch.old_logp_BT
@@ -209,21 +256,22 @@ def make_learner(
             old_logp_BT,
             batch.sampler_logp_BT,
             batch.ref_logp_BT,
-            batch.adv_BT,
+            adv_BT,
             batch.mask_BT,
-            batch.weight_BT,
+            per_token(outcome.weight_N, batch),
+            batch.segment_BT,
             spec=loss,
             num_tokens=num_tokens,
         )
 
-    def supervised(params, batch, num_tokens):
+    def supervised(params, batch, weight_N, num_tokens):
         del num_tokens  # already in the weights
         logp_BT, _ = logprobs(params, batch)
-        return cross_entropy(logp_BT, batch.mask_BT, batch.weight_BT)
+        return cross_entropy(logp_BT, batch.mask_BT, per_token(weight_N, batch))
 
-    def add_gradient(loss_fn, params, grads, batch, num_tokens):
+    def add_gradient(loss_fn, params, grads, batch, of_samples, num_tokens):
         (_, metrics), new = jax.value_and_grad(loss_fn, has_aux=True)(
-            params, batch, num_tokens
+            params, batch, of_samples, num_tokens
         )
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
 
@@ -242,7 +290,6 @@ def make_learner(
     donate = functools.partial(jax.jit, donate_argnums=1)
     return Learner(
         score=jax.jit(lambda params, batch: logprobs(params, batch)[0]),
-        attach=jax.jit(attach, donate_argnums=0),
         policy_gradient=donate(functools.partial(add_gradient, policy)),
         supervised_gradient=donate(functools.partial(add_gradient, supervised)),
         apply_gradient=jax.jit(apply, donate_argnums=0),

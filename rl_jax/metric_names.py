@@ -55,6 +55,9 @@ METRICS: dict[str, Metric] = {
     "train/sampler_weight_mean": Metric(
         "ratio", "mean weight that corrects for the sampler; 1 when it is off"
     ),
+    "train/sampler_masked_fraction": Metric(
+        "fraction", "tokens that the correction for the sampler leaves out"
+    ),
     # How far the run is.
     "train/num_tokens": Metric("tokens", "trained on, or drawn in RL, since step 0"),
     "train/epoch": Metric("epochs", "passes over the training rows since step 0"),

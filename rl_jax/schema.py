@@ -49,10 +49,17 @@ class Key:
         """What a value must be, in words."""
         words = WORDS[self.item_type]
         if self.choices:
-            words = "one of " + ", ".join(f"'{choice}'" for choice in self.choices)
+            names = [f"'{choice}'" for choice in self.choices]
+            # A line that wraps three times is not read; --help lists them all.
+            if (more := len(names) - _MANY) > 1:
+                names[_MANY:] = [f"{more} more that --help lists"]
+            words = "one of " + ", ".join(names)
         if self.value_type is tuple:
             words = f"a comma-separated list, each {words}"
         return words + (" (or none)" if self.optional else "")
+
+
+_MANY = 8  # choices that a message names
 
 
 @functools.cache
@@ -206,8 +213,13 @@ def _fits(key: Key, element: Any) -> bool:
     return key.item_type is not float or math.isfinite(element)
 
 
-def as_text(value: Any) -> str:
-    """A value as it is written on the command line."""
+def as_text(value: Any, choices: tuple[str, ...] = ()) -> str:
+    """A value as it is written on the command line.
+
+    None is written none, but null where none is one of the key's choices.
+    """
+    if value is None and "none" in choices:
+        return "null"
     if isinstance(value, tuple):
         return ",".join(map(as_text, value))
     return str(value).lower() if value is None or type(value) is bool else str(value)

@@ -9,14 +9,16 @@ Exit codes: 0 done, 2 the configuration is wrong (a retry will not help), 143 (1
 Ctrl-C) stopped by a signal and saved (the same command resumes), 1 a crash.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
+import zlib
 from collections.abc import Sequence
 
 from ml_collections import config_dict
 
-from rl_jax import command_line
+from rl_jax import command_line, processes
 from rl_jax import config as configs
 from rl_jax.rewards import registry, routing
 
@@ -55,13 +57,24 @@ def train(
     reading.check_data(run)
     check_sandbox(run)
     workdir = pathlib.Path(workdir).absolute()
-    stop = StopFlag()
-    stop.install()
-    try:
-        chain.run(run, workdir, stop, started=lambda: _record(config, workdir))
-    except Preempted as stopped:
-        return stopped.code
+    with (
+        processes.start(run.runtime, {"config": _sum_of(run)}),
+        processes.watchdog(run.runtime.step_minutes),
+    ):
+        # After the start: until then a signal ends the process at once.
+        stop = StopFlag()
+        stop.install()
+        try:
+            chain.run(run, workdir, stop, started=lambda: _record(config, workdir))
+        except Preempted as stopped:
+            return stopped.code
     return 0
+
+
+def _sum_of(run: configs.Run) -> str:
+    """A sum of what must be the same in all processes of a run."""
+    shared = dataclasses.replace(run, runtime=configs.Runtime())
+    return f"{zlib.crc32(repr(shared).encode()):08x}"
 
 
 def check_sandbox(run: configs.Run) -> None:

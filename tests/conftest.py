@@ -1,11 +1,15 @@
-"""Eight virtual CPU devices for every test, and the --slow switch."""
+"""Eight virtual CPU devices for every test, and the --slow switch.
+
+RL_JAX_TEST_PLATFORM=cuda runs the tests of the kernels for GPUs on one.
+"""
 
 import importlib.metadata
 import os
 
 import pytest
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+_platform = os.environ.get("RL_JAX_TEST_PLATFORM", "cpu")
+os.environ["JAX_PLATFORMS"] = _platform
 # Tests compile much and run little: the optimiser of the CPU backend is not worth its
 # time here. (jax 0.12 has only the faster of the two code generators.)
 _flags = [
@@ -14,7 +18,8 @@ _flags = [
 ]
 if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 12):
     _flags.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([*_flags, os.environ.get("XLA_FLAGS", "")])
+if _platform == "cpu":
+    os.environ["XLA_FLAGS"] = " ".join([*_flags, os.environ.get("XLA_FLAGS", "")])
 
 
 def pytest_addoption(parser):

@@ -4,27 +4,28 @@ import json
 
 import pytest
 
-from rl_jax import bench, command_line
-from rl_jax.bench import Figure
+from rl_jax import bench, bench_rewards, command_line
+from rl_jax.bench_figures import Figure, table
 from rl_jax.rewards import maths
 
 
 def test_the_answers_are_right_or_wrong_as_they_are_made():
-    asked = bench.pairs(84, seed=5)
+    asked = bench_rewards.pairs(84, seed=5)
     for i, ((gold, _), text) in enumerate(
-        zip(asked, bench.replies(asked), strict=True)
+        zip(asked, bench_rewards.replies(asked), strict=True)
     ):
         assert maths.grade(text, gold).value == float(i % 3 != 2), (gold, text)
 
 
 def test_rounds_have_no_answer_in_common():
-    one, other = (set(bench.pairs(200, seed)) for seed in (0, 1))
-    assert len(one & other) <= 2 and bench.pairs(9, 4) == bench.pairs(9, 4)
+    pairs = bench_rewards.pairs
+    one, other = (set(pairs(200, seed)) for seed in (0, 1))
+    assert len(one & other) <= 2 and pairs(9, 4) == pairs(9, 4)
 
 
 @pytest.mark.parametrize("length", [0, 16_000])
 def test_long_replies_end_in_the_same_box(length):
-    (text,) = bench.replies([("5", "7")], length)
+    (text,) = bench_rewards.replies([("5", "7")], length)
     assert text.endswith(r"So the answer is $\boxed{7}$.")
     assert length <= len(text) <= length + 40
 
@@ -41,7 +42,7 @@ def test_long_replies_end_in_the_same_box(length):
 )
 def test_the_table_says_whether_a_target_is_reached(figure, reached):
     assert figure.reached == reached
-    text = bench.table([figure])
+    text = table([figure])
     assert ("MISSED" in text) == (not reached)
 
 

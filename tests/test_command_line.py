@@ -202,6 +202,9 @@ def test_an_optional_value_can_be_taken_back_and_a_text_emptied():
     given = parse("--config.objective.kl=k2", "--config.objective.kl=none")
     assert given.config.objective.kl is None
     assert given.overrides == ["objective.kl=none"]
+    given = parse("--config.objective.scale=none", "--config.objective.centre=null")
+    assert given.config.objective.scale == "none"  # which is a scale of that name
+    assert given.config.objective.centre is None
     assert parse("--config.data.train=").config.data.train == ""
 
 
@@ -221,8 +224,8 @@ def test_a_home_folder_is_found_behind_the_equals_sign(monkeypatch):
     assert given.workdir == "/home/someone/run"
 
 
-def test_a_bucket_is_a_workdir_and_a_file_is_not():
-    assert parse("--workdir=gs://bucket/run").workdir == "gs://bucket/run"
+def test_neither_an_address_nor_a_file_is_a_workdir():
+    assert "Mount the bucket" in fault_of("--workdir=gs://bucket/run")
     assert "which is a file" in fault_of("--workdir=rows.jsonl")
 
 

@@ -160,6 +160,16 @@ def test_some_stages_of_a_chain_can_be_run():
             defaults.resolve(config)
 
 
+def test_centre_and_scale_have_one_earlier_name():
+    config = flat()
+    config.objective.advantage = "batch_std"
+    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[0])
+    assert (spec.centre, spec.scale) == ("group_mean", "varying_std")
+    config.objective.scale = "none"
+    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[0])
+    assert (spec.centre, spec.scale) == ("group_mean", "none")
+
+
 def test_the_policy_loss_is_the_named_one_with_what_was_given():
     policy = pytest.importorskip("rl_jax.objectives.policy")
     config = flat()
@@ -175,6 +185,33 @@ def test_the_policy_loss_is_the_named_one_with_what_was_given():
     assert defaults.policy_loss_spec(defaults.resolve(config).stages[0]) == expected
 
 
+def test_a_loss_may_be_that_of_another_trainer():
+    policy = pytest.importorskip("rl_jax.objectives.policy")
+    config = flat()
+    for compat, losses in policy.COMPAT.items():
+        for name, spec in losses.items():
+            config.objective.compat, config.objective.name = compat, name
+            stage = defaults.resolve(config).stages[0]
+            assert defaults.policy_loss_spec(stage) == spec
+    config.objective.compat, config.objective.name = "verl", "grpo"
+    config.objective.ratio_cap = 10.0
+    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[0])
+    assert spec == dataclasses.replace(policy.COMPAT["verl"]["grpo"], ratio_cap=10.0)
+
+
+def test_a_loss_that_the_other_trainer_does_not_have_is_refused():
+    pytest.importorskip("rl_jax.objectives.policy")
+    config = two_stages()
+    config.rl.objective.compat, config.rl.objective.name = "trl", "gspo_token"
+    stage = defaults.resolve(config).stages[1]
+    with pytest.raises(ConfigError) as caught:
+        defaults.policy_loss_spec(stage)
+    message = str(caught.value)
+    assert "trl does not have" in message and len(message.splitlines()) <= 3
+    assert "--config.rl.objective.name=" in message
+    assert "--config.rl.objective.compat=none" in message
+
+
 def test_a_kind_of_kl_without_weight_is_refused():
     pytest.importorskip("rl_jax.objectives.policy")
     config = two_stages()
@@ -185,27 +222,27 @@ def test_a_kind_of_kl_without_weight_is_refused():
     config.rl.objective.kl_coef = 0.001
     spec = defaults.policy_loss_spec(defaults.resolve(config).stages[1])
     assert (spec.kl, spec.kl_coef) == ("k2", 0.001)
+    config.rl.objective.kl, config.rl.objective.kl_coef = None, 0.0
+    config.rl.objective.kl_place = "reward"
+    with pytest.raises(ConfigError, match=r"--config.rl.objective.kl_place=none"):
+        defaults.policy_loss_spec(defaults.resolve(config).stages[1])
 
 
 def test_choices_are_those_of_the_code_that_takes_them():
-    advantage = pytest.importorskip("rl_jax.objectives.advantage")
-    aggregate = pytest.importorskip("rl_jax.objectives.aggregate")
-    kl = pytest.importorskip("rl_jax.objectives.kl")
-    shaping = pytest.importorskip("rl_jax.objectives.shaping")
     policy = pytest.importorskip("rl_jax.objectives.policy")
+    policy_check = pytest.importorskip("rl_jax.objectives.policy_check")
+    shaping = pytest.importorskip("rl_jax.objectives.shaping")
     table = defaults.tree_keys("rl")
-    for name, names in {
-        "name": policy.PRESETS,
-        "advantage": advantage.SCALES,
-        "aggregate": aggregate.MODES,
-        "kl": kl.KINDS,
-        "overlong": shaping.OVERLONG,
-    }.items():
+    taken = {"name": policy.PRESETS, "compat": policy.COMPAT}
+    taken |= {"overlong": shaping.OVERLONG, **policy_check.NAMES}
+    for name, names in taken.items():
         assert set(table[f"objective.{name}"].choices) == set(names), name
     fields = {field.name for field in dataclasses.fields(policy.PolicyLoss)}
     ours = {field.name for field in dataclasses.fields(defaults.Objective)}
     assert ours - fields == {
         "name",
+        "advantage",
+        "compat",
         "max_refills",
         "overlong",
         "overlong_factor",

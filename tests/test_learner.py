@@ -78,7 +78,9 @@ def params(mesh):
 @functools.cache
 def learner(loss=GRPO):
     tx, schedule = learners.optimiser(MODEL, **OPTIM)
-    return make_learner(MODEL, tx, schedule, loss=loss, temperature=TEMPERATURE)
+    return make_learner(
+        MODEL, tx, schedule, loss=loss, num_groups=2, temperature=TEMPERATURE
+    )
 
 
 def make_pieces():
@@ -94,8 +96,17 @@ def make_pieces():
 
 PIECES = make_pieces()
 NUM_TOKENS = sum(int(p.mask.sum()) for p in PIECES)
-ADV_N = np.array([1.0, -0.5, 0.3, -1.2, 0.8, 0.1], np.float32)
+REWARD_N = np.array([1.0, -0.5, 0.3, -1.2, 0.8, 0.1], np.float32)
 WEIGHT_N = np.array([0.1, 0.05, 0.02, 0.03, 0.07, 0.04], np.float32)
+OUTCOME = learners.Outcome(
+    reward_N=REWARD_N,
+    group_N=np.array([piece.group for piece in PIECES], np.int32),
+    valid_N=np.ones(6, bool),
+    weight_N=WEIGHT_N,
+)
+# Two groups of three, each over its own deviation.
+_GROUPS = REWARD_N.reshape(2, 3) - REWARD_N.reshape(2, 3).mean(axis=1, keepdims=True)
+ADV_N = (_GROUPS / (_GROUPS.std(axis=1, keepdims=True) + 1e-6)).reshape(6)
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +134,8 @@ def gradient(kind, params, mesh, packed, rows_a_pass, *, loss=GRPO, add=lambda b
     grads, parts = programs.zero_gradient(params), []
     for i in range(0, len(packed.token_BT), rows_a_pass):
         batch = to_device(packed.rows(i, i + rows_a_pass), mesh)
-        batch = add(programs.attach(batch, jnp.asarray(ADV_N), jnp.asarray(WEIGHT_N)))
-        grads, metrics = program(params, grads, batch, NUM_TOKENS)
+        given = OUTCOME if kind == "policy_gradient" else WEIGHT_N
+        grads, metrics = program(params, grads, add(batch), given, NUM_TOKENS)
         parts.append(metrics)
     return jax.device_get(grads), merge_metrics(parts)
 
@@ -136,7 +147,7 @@ def shifted(batch, seed=5):
     target_BT = np.asarray(batch.target_BT)
 
     def put(x):
-        return jax.device_put(x, batch.adv_BT.sharding)
+        return jax.device_put(x, batch.sampler_logp_BT.sharding)
 
     return batch.replace(
         old_logp_BT=put(logp_BT + noise_V[0, target_BT]),
@@ -161,19 +172,14 @@ def test_rows_arrive_with_their_dtypes_and_without_advantages(mesh):
             getattr(batch, field.name), getattr(packed, field.name)
         )
         assert getattr(batch, field.name).dtype == getattr(packed, field.name).dtype
-    assert not np.any(batch.adv_BT) and not np.any(batch.weight_BT)
     assert batch.old_logp_BT is None and batch.ref_logp_BT is None
 
 
-def test_attach_gives_each_counted_target_the_values_of_its_sample(mesh):
+def test_each_counted_target_gets_what_its_sample_has(mesh):
     packed = pack(PIECES, T, 4)
-    batch = learner().attach(
-        to_device(packed, mesh), jnp.asarray(ADV_N), jnp.asarray(WEIGHT_N)
-    )
-    want = np.where(packed.mask_BT, ADV_N[packed.sample_BT], 0)
-    np.testing.assert_array_equal(batch.adv_BT, want)
+    found_BT = jax.jit(learners.per_token)(WEIGHT_N, to_device(packed, mesh))
     want = np.where(packed.mask_BT, WEIGHT_N[packed.sample_BT], 0)
-    np.testing.assert_array_equal(batch.weight_BT, want)
+    np.testing.assert_array_equal(found_BT, want)
 
 
 # Gradients.
@@ -270,9 +276,7 @@ def test_hidden_states_feel_counted_targets_alone_and_the_stop_token_is_one(
     params, mesh
 ):
     packed = pack(PIECES, T, 4)
-    batch = learner().attach(
-        to_device(packed, mesh), jnp.asarray(ADV_N), jnp.asarray(WEIGHT_N)
-    )
+    batch = to_device(packed, mesh)
 
     @jax.jit
     def felt(params, batch):
@@ -282,7 +286,12 @@ def test_hidden_states_feel_counted_targets_alone_and_the_stop_token_is_one(
 
         def loss(hidden_BTD):
             logp_BT, entropy_BT = target_logprobs(
-                params, hidden_BTD, batch.target_BT, MODEL, temperature=TEMPERATURE
+                params,
+                hidden_BTD,
+                batch.target_BT,
+                batch.mask_BT,
+                MODEL,
+                temperature=TEMPERATURE,
             )
             return policy_loss(
                 logp_BT,
@@ -290,9 +299,9 @@ def test_hidden_states_feel_counted_targets_alone_and_the_stop_token_is_one(
                 jax.lax.stop_gradient(logp_BT),
                 batch.sampler_logp_BT,
                 None,
-                batch.adv_BT,
+                learners.per_token(jnp.asarray(ADV_N), batch),
                 batch.mask_BT,
-                batch.weight_BT,
+                learners.per_token(jnp.asarray(WEIGHT_N), batch),
                 spec=GRPO,
                 num_tokens=NUM_TOKENS,
             )[0]
@@ -458,11 +467,9 @@ def _assert_alike(a, b):
 def test_gradients_are_donated_and_weights_are_not(mesh):
     params = random_tree(mesh, seed=3)
     programs = learner()
-    rows = to_device(pack(PIECES, T, 4), mesh)
-    batch = programs.attach(rows, jnp.asarray(ADV_N), jnp.asarray(WEIGHT_N))
-    assert rows.token_BT.is_deleted()
+    batch = to_device(pack(PIECES, T, 4), mesh)
     zero = programs.zero_gradient(params)
-    grads, _ = programs.policy_gradient(params, zero, batch, NUM_TOKENS)
+    grads, _ = programs.policy_gradient(params, zero, batch, OUTCOME, NUM_TOKENS)
     assert zero.embed_VD.is_deleted()
     programs.score(params, batch)
     assert not any(w.is_deleted() for w in jax.tree.leaves(params))

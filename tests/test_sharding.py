@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from rl_jax import learner as learners
 from rl_jax.data.packing import Piece, pack
-from rl_jax.learner import Batch, State, init_state, make_learner, to_device
+from rl_jax.learner import Batch, Outcome, State, init_state, make_learner, to_device
 from rl_jax.mesh import make_mesh, sharding, spec
 from rl_jax.models import decoder
 from rl_jax.models.params import Params, layout, map_layout, num_params
@@ -105,8 +105,13 @@ def random_rows():
         )
     packed = pack(pieces, T, 8)
     assert len(packed.token_BT) == 8
-    adv_N = rng.normal(size=len(pieces)).astype(np.float32)
-    return packed, adv_N, np.full_like(adv_N, 1 / packed.mask_BT.sum())
+    reward_N = rng.normal(size=len(pieces)).astype(np.float32)
+    return packed, Outcome(
+        reward_N=reward_N,
+        group_N=np.array([piece.group for piece in pieces], np.int32),
+        valid_N=np.ones(len(pieces), bool),
+        weight_N=np.full_like(reward_N, 1 / packed.mask_BT.sum()),
+    )
 
 
 REQUESTS = [
@@ -135,19 +140,18 @@ def run(sizes: tuple[int, int, int]) -> Run:
         eps=1e-3,
         clip_norm=0.5,
     )
-    learner = make_learner(MODEL, tx, schedule, loss=LOSS)
-    packed, adv_N, weight_N = random_rows()
+    learner = make_learner(MODEL, tx, schedule, loss=LOSS, num_groups=8)
+    packed, outcome = random_rows()
     num_tokens = int(packed.mask_BT.sum())
     with jax.set_mesh(mesh):
         state = init_state(random_params(mesh), tx)
         batch = to_device(packed, mesh)
-        batch = learner.attach(batch, jnp.asarray(adv_N), jnp.asarray(weight_N))
         zero = learner.zero_gradient
         supervised, supervised_metrics = learner.supervised_gradient(
-            state.params, zero(state.params), batch, num_tokens
+            state.params, zero(state.params), batch, outcome.weight_N, num_tokens
         )
         policy, policy_metrics = learner.policy_gradient(
-            state.params, zero(state.params), batch, num_tokens
+            state.params, zero(state.params), batch, outcome, num_tokens
         )
         kept = jax.jit(lambda grads: jax.tree.map(jnp.copy, grads))(policy)
         state, metrics = learner.apply_gradient(state, policy)

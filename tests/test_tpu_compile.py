@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
 from rl_jax import learner as learners
-from rl_jax.learner import Batch, State, make_learner
+from rl_jax.learner import Batch, Outcome, State, make_learner
 from rl_jax.mesh import make_mesh, spec
 from rl_jax.models import decoder
 from rl_jax.models.params import abstract_params, num_params
@@ -40,7 +40,7 @@ MODEL = ModelSpec(
     num_kv_heads=2,
     head_dim=128,  # as wide as a tile: narrower ones are padded to it
     ffn_width=512,
-    vocab_size=1024,
+    vocab_size=1536,
     dtype="bfloat16",
     remat="layer",
 )
@@ -52,7 +52,8 @@ ENGINE = EngineSpec(
     decode_steps=8,
     stop_ids=(1, 2),
 )
-ROWS, ROW_TOKENS = 8, 128
+ROWS, ROW_TOKENS = 12, 128  # sizes that tell logits from any other array
+NUM_SAMPLES, NUM_GROUPS = 32, 8
 PROGRAMS = (
     "policy_gradient",
     "supervised_gradient",
@@ -70,12 +71,16 @@ class Program:
     Attributes:
         alias_bytes: arguments whose memory the results take over.
         collectives: how many of each kind the program has.
+        kernels: names of the Mosaic calls in it.
+        logits: arrays of a device's tokens by its part of the vocabulary.
     """
 
     argument_bytes: int
     alias_bytes: int
     temp_bytes: int
     collectives: dict[str, int]
+    kernels: list[str]
+    logits: list[str]
 
 
 def compile_all() -> dict[str, Program]:
@@ -105,14 +110,16 @@ def compile_all() -> dict[str, Program]:
         eps=1e-8,
         clip_norm=1.0,
     )
-    learner = make_learner(MODEL, tx, schedule, loss=PRESETS["grpo"])
+    learner = make_learner(
+        MODEL, tx, schedule, loss=PRESETS["grpo"], num_groups=NUM_GROUPS
+    )
     with jax.set_mesh(mesh):
         params = abstract_params(MODEL, mesh)
         grads = jax.tree.map(placed, jax.eval_shape(learner.zero_gradient, params))
         opt_state = jax.tree.map(placed, jax.eval_shape(tx.init, params))
         state = State(like((), jnp.int32, jax.P()), params, opt_state)
         kinds = {"mask_BT": jnp.bool_} | dict.fromkeys(
-            ("sampler_logp_BT", "adv_BT", "weight_BT", "old_logp_BT"), jnp.float32
+            ("sampler_logp_BT", "old_logp_BT"), jnp.float32
         )
         rows = functools.partial(
             like, (ROWS, ROW_TOKENS), partition=spec("batch", "time")
@@ -121,8 +128,15 @@ def compile_all() -> dict[str, Program]:
             **{
                 f.name: rows(dtype=kinds.get(f.name, jnp.int32))
                 for f in dataclasses.fields(Batch)
-                if f.name != "ref_logp_BT"
+                if f.name not in ("ref_logp_BT", "adv_BT")
             }
+        )
+        samples = functools.partial(like, (NUM_SAMPLES,), partition=jax.P())
+        outcome = Outcome(
+            reward_N=samples(jnp.float32),
+            group_N=samples(jnp.int32),
+            valid_N=samples(jnp.bool_),
+            weight_N=samples(jnp.float32),
         )
         cache = decoder.empty_cache(
             MODEL, ENGINE.num_slots, ENGINE.cache_length, make=like
@@ -148,9 +162,11 @@ def compile_all() -> dict[str, Program]:
             like((P,), jnp.int32, spec("batch")),
         )
         lowered = {
-            "policy_gradient": learner.policy_gradient.lower(params, grads, batch, 99),
+            "policy_gradient": learner.policy_gradient.lower(
+                params, grads, batch, outcome, 99
+            ),
             "supervised_gradient": learner.supervised_gradient.lower(
-                params, grads, batch, 99
+                params, grads, batch, outcome.weight_N, 99
             ),
             "apply_gradient": learner.apply_gradient.lower(state, grads),
             "score": learner.score.lower(params, batch),
@@ -158,7 +174,17 @@ def compile_all() -> dict[str, Program]:
             "decode": decode.lower(params, cache, slots),
         }
         assert tuple(lowered) == PROGRAMS
+        # What the tests below look for is found where it is: in the plain form.
+        os.environ["RL_JAX_KERNELS"] = "plain"
+        learner = make_learner(MODEL, tx, schedule, loss=PRESETS["grpo"], num_groups=8)
+        lowered["plain score"] = learner.score.lower(params, batch)
         return {name: _measured(x.compile()) for name, x in lowered.items()}
+
+
+_TOKENS, _WORDS = ROWS // MESH[1] * ROW_TOKENS, MODEL.vocab_size // MESH[2]
+_ANY = rf"{_TOKENS}|{ROWS // MESH[1]},{ROW_TOKENS}"
+_LOGITS = re.compile(rf"\w+\[(?:(?:{_ANY}),{_WORDS}|{_WORDS},(?:{_ANY}))\]")
+_KERNEL = re.compile(r"%?(\w+?)[.\d]* = .*custom_call_target=\"tpu_custom_call\"")
 
 
 def _measured(compiled) -> Program:
@@ -171,6 +197,8 @@ def _measured(compiled) -> Program:
         temp_bytes=memory.temp_size_in_bytes,
         # An asynchronous one is two instructions, of which one starts it.
         collectives={k: len(re.findall(rf" {k}(?:-start)?\(", text)) for k in kinds},
+        kernels=sorted(set(_KERNEL.findall(text))),
+        logits=sorted(set(_LOGITS.findall(text))),
     )
 
 
@@ -236,6 +264,32 @@ def test_temporaries_stay_near_what_a_program_must_hold(compiled, name):
     gathered = num_params(MODEL) * 4 / MESH[2]
     activations = ROWS / MESH[1] * ROW_TOKENS * 4 * (MODEL.vocab_size / MESH[2] * 4)
     assert compiled[name].temp_bytes < 2 * gathered + activations + CACHE
+
+
+def test_the_update_of_grpo_is_made_of_our_kernels(compiled):
+    found = compiled["policy_gradient"].kernels
+    for name in (
+        "advantage_group",
+        "logprob_stats",
+        "logprob_grads",
+        "splash_mha_fwd",
+        "splash_mha_dkv",
+    ):
+        assert any(kernel.startswith(name) for kernel in found), (name, found)
+
+
+def test_scoring_and_prefill_use_the_kernels_too(compiled):
+    found = compiled["score"].kernels
+    assert "logprob_stats" in found
+    for name in ("score", "admit"):
+        kernels = compiled[name].kernels
+        assert any(kernel.startswith("splash_mha_fwd") for kernel in kernels), kernels
+
+
+def test_no_program_holds_logits(compiled):
+    assert compiled["plain score"].logits and not compiled["plain score"].kernels
+    for name in ("policy_gradient", "supervised_gradient", "score"):
+        assert not compiled[name].logits, name
 
 
 def test_gradients_gather_weights_and_reduce_what_comes_back(compiled):

@@ -271,8 +271,14 @@ class FakePool:
     def poll(self) -> list[tuple[int, Score]]:
         return self._take(self._random.randint(0, 1))
 
-    def wait(self, timeout_secs: float | None = None) -> list[tuple[int, Score]]:
-        return self._take(2)
+    @property
+    def pending(self) -> int:
+        return len(self._ready)
+
+    def wait(
+        self, timeout_secs: float | None = None, *, at_least: int = 1
+    ) -> list[tuple[int, Score]]:
+        return self._take(2)  # the time may be up before so many are there
 
     def _take(self, count: int) -> list[tuple[int, Score]]:
         self._random.shuffle(self._ready)

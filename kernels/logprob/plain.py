@@ -1,197 +1,367 @@
-"""Log-probability and entropy by chunks of the vocabulary, in plain JAX.
+"""Log-probability, entropy and KL by tiles of the logits, in plain JAX.
 
-The [N, V] logits are never held, forward or backward: both passes walk the
-vocabulary in chunks of `CHUNK` rows of the head and keep [N, CHUNK] at a time.
+No [N, V] array is ever held: both passes walk the vocabulary in chunks of `CHUNK`
+words, and within a chunk the tokens in blocks of `BLOCK`, as many blocks as hold tokens
+that count. Arrays of one tile, [BLOCK, CHUNK], are the largest temporaries beside the
+gradients themselves.
 
-Legend: N tokens, D model width, V vocabulary (of this shard), Q rows of a chunk.
+`head` says what the four functions take and give; these also work in float64.
+
+Legend: N tokens, D model width (E the teacher's), V vocabulary of this shard, B tokens
+of a block, Q words of a chunk.
 """
 
-import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# Measured on a 2-core CPU at N = 2,048, D = 576, V = 49,152: chunks of 512 to 4,096
-# run at the bare matmul's speed; 2,048 keeps the temporaries at a few MiB.
-CHUNK = 2048
+from .head import Head, KLStats, Logits, Stats
+
+# Measured on a 2-core CPU at N = 2,048, D = 576, V = 49,152 float32, in CPU seconds: of
+# 256 to 1,024 tokens by 1,024 to 4,096 words this tile is the fastest, if by a few
+# percent, and has nearly the smallest temporaries. More tokens a block would be wasted
+# where the last one is only partly live.
+BLOCK = 512
+CHUNK = 1024
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _logprob(hidden_ND, head_VD, target_N, scale, vocab_axis, varying):
-    return _forward(hidden_ND, head_VD, target_N, scale, vocab_axis, varying)[0]
+class _Model(NamedTuple):
+    hidden_ND: jax.Array
+    head: Head
+    logits: Logits
 
 
-def token_logprob(
+class _Block(NamedTuple):
+    """B tokens from `first` on; those that an earlier block holds too are not new."""
+
+    first: jax.Array
+    new_B: jax.Array
+
+
+def stats(
     hidden_ND: jax.Array,
-    head_VD: jax.Array,
+    head: Head,
     target_N: jax.Array,
-    *,
-    temperature: float = 1.0,
-    softcap: float = 0.0,
-    vocab_axis: str | None = None,
-    varying: tuple[str, ...] = (),
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each target and entropy of each distribution, in nats.
+    num_live: jax.Array,
+    logits: Logits,
+) -> Stats:
+    """Maximum, sum, dot product and target's logit of each live token."""
 
-    logp[n] = z[n, target[n]] - logsumexp(z[n])
-    entropy[n] = logsumexp(z[n]) - sum_v softmax(z[n])[v] * z[n, v]
-    z = cap(hidden @ head.T) / temperature, cap(x) = softcap * tanh(x / softcap)
+    def tile(start, block, z, carry):
+        (z_BQ,) = z
+        target_B, old = _at(block, (target_N, carry))
+        top_B, shift_B, e_BQ = _exponentials(old.top_N, z_BQ)
+        dot_B = (e_BQ * (z_BQ - top_B[:, None])).sum(axis=1)
+        # What was summed relative to the old maximum is now relative to this one.
+        dot_B += shift_B * (old.dot_N + (old.top_N - top_B) * old.sum_N)
+        sum_B = shift_B * old.sum_N + e_BQ.sum(axis=1)
+        target_B = old.target_N + _picked(z_BQ, target_B - start)
+        return _put(block, carry, Stats(top_B, sum_B, dot_B, target_B), old)
+
+    zero_N = _zeros(hidden_ND.shape[:1], hidden_ND, head, target_N, num_live)
+    init = Stats(_lowest(zero_N), zero_N, zero_N, zero_N)
+    return _over_tiles([_Model(hidden_ND, head, logits)], num_live, tile, init)
+
+
+def grads(
+    hidden_ND: jax.Array,
+    head: Head,
+    target_N: jax.Array,
+    num_live: jax.Array,
+    lse_N: jax.Array,
+    entropy_N: jax.Array,
+    d_logp_N: jax.Array,
+    d_entropy_N: jax.Array,
+    d_lse_N: jax.Array,
+    logits: Logits,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Gradients by hidden states, weight and bias; the logits are made again.
+
+    d_z = d_logp * (onehot - p) - d_entropy * p * (log p + entropy) + d_lse * p
+    """
+
+    def d_logits(start, z, known, cotangents):
+        (z_BQ,), (target_B, lse_B) = z, known
+        d_p_B1, d_entropy_B1, d_logp_B1 = (x[:, None] for x in cotangents)
+        logp_BQ = z_BQ - lse_B[:, None]
+        hit_BQ = (target_B - start)[:, None] == jnp.arange(z_BQ.shape[1])
+        d_z_BQ = jnp.exp(logp_BQ) * (d_p_B1 - d_entropy_B1 * logp_BQ)
+        return d_z_BQ + jnp.where(hit_BQ, d_logp_B1, 0)
+
+    d_p_N = d_lse_N - d_logp_N - d_entropy_N * entropy_N
+    return _gradients(
+        [_Model(hidden_ND, head, logits)],
+        num_live,
+        (target_N, lse_N),
+        (d_p_N, d_entropy_N, d_logp_N),
+        d_logits,
+    )
+
+
+def kl_stats(
+    hidden_ND: jax.Array,
+    head: Head,
+    teacher_hidden_NE: jax.Array,
+    teacher_head: Head,
+    num_live: jax.Array,
+    logits: Logits,
+    teacher_logits: Logits,
+) -> KLStats:
+    """Maximum, sum and dot product of student and teacher, from the same tiles."""
+
+    def tile(start, block, z, carry):
+        old = _at(block, carry)
+        apart_BQ = z[0] - z[1]
+        top_B, shift_B, e_BQ = _exponentials(old.top_N, z[0])
+        sum_B = shift_B * old.sum_N + e_BQ.sum(axis=1)
+        dot_B = shift_B * old.dot_N + (e_BQ * apart_BQ).sum(axis=1)
+        student = (top_B, sum_B, dot_B)
+        top_B, shift_B, e_BQ = _exponentials(old.teacher_top_N, z[1])
+        sum_B = shift_B * old.teacher_sum_N + e_BQ.sum(axis=1)
+        dot_B = shift_B * old.teacher_dot_N - (e_BQ * apart_BQ).sum(axis=1)
+        return _put(block, carry, KLStats(*student, top_B, sum_B, dot_B), old)
+
+    models = [
+        _Model(hidden_ND, head, logits),
+        _Model(teacher_hidden_NE, teacher_head, teacher_logits),
+    ]
+    arrays = [(m.hidden_ND, m.head) for m in models]
+    zero_N = _zeros(hidden_ND.shape[:1], arrays, num_live)
+    init = KLStats(*[_lowest(zero_N), zero_N, zero_N] * 2)
+    return _over_tiles(models, num_live, tile, init)
+
+
+def kl_grads(
+    hidden_ND: jax.Array,
+    head: Head,
+    teacher_hidden_NE: jax.Array,
+    teacher_head: Head,
+    num_live: jax.Array,
+    lse_N: jax.Array,
+    teacher_lse_N: jax.Array,
+    reverse_N: jax.Array,
+    d_reverse_N: jax.Array,
+    d_forward_N: jax.Array,
+    logits: Logits,
+    teacher_logits: Logits,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Gradients by the student's hidden states, weight and bias.
+
+    d_z = d_reverse * p_s * (log p_s - log p_t - reverse) + d_forward * (p_s - p_t)
+    """
+
+    def d_logits(start, z, known, cotangents):
+        lse_B1, teacher_lse_B1, reverse_B1 = (x[:, None] for x in known)
+        d_reverse_B1, d_forward_B1 = (x[:, None] for x in cotangents)
+        logp_BQ, teacher_logp_BQ = z[0] - lse_B1, z[1] - teacher_lse_B1
+        d_p_BQ = d_reverse_B1 * (logp_BQ - teacher_logp_BQ - reverse_B1) + d_forward_B1
+        return jnp.exp(logp_BQ) * d_p_BQ - d_forward_B1 * jnp.exp(teacher_logp_BQ)
+
+    models = [
+        _Model(hidden_ND, head, logits),
+        _Model(teacher_hidden_NE, teacher_head, teacher_logits),
+    ]
+    known, cotangents = (lse_N, teacher_lse_N, reverse_N), (d_reverse_N, d_forward_N)
+    return _gradients(models, num_live, known, cotangents, d_logits)
+
+
+def _gradients(
+    models: Sequence[_Model],
+    num_live: jax.Array,
+    known: Any,
+    cotangents: Any,
+    d_logits: Callable[..., jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Gradients of the first model.
 
     Args:
-        hidden_ND: hidden states, any float dtype; products accumulate in float32.
-        head_VD: output head, or this shard's rows of it inside `jax.shard_map`.
-        target_N: int32 ids in the whole vocabulary.
-        temperature: the sampling temperature; the trainer must use the sampler's.
-        softcap: bound of the logits, before the temperature; 0: none. Of Gemma 2
-            (arXiv:2408.00118, section 2).
-        vocab_axis: mesh axis over which the rows of the head are divided, if any.
-        varying: inside `jax.shard_map`, every mesh axis over which an argument
-            varies (rows and vocabulary); gradients are summed over the others.
-
-    Returns:
-        (logp_N, entropy_N), float32.
-
-    Source: objectives of PPO-type losses; gradients dlogp/dz = onehot - p and
-    dentropy/dz = -p * (log p + entropy), both over temperature; with a soft cap
-    times 1 - (cap / softcap) ** 2.
+        known, cotangents: trees of [N] arrays; d_z is linear in the second.
+        d_logits: (start, z of each model, known, cotangents) of a tile to d_z_BQ.
     """
-    if varying:
-        # Arguments that do not vary over an axis become varying here, so that the
-        # transpose of this cast sums their gradients over it.
-        hidden_ND = _vary(hidden_ND, varying)
-        head_VD = _vary(head_VD, varying)
-        target_N = _vary(target_N, varying)
-    both: Any = _logprob(
-        hidden_ND,
-        head_VD,
-        target_N,
-        (float(temperature), float(softcap)),
-        vocab_axis,
-        varying,
+    hidden_ND, head, logits = models[0]
+    arrays = [(m.hidden_ND, m.head) for m in models], num_live, known, cotangents
+
+    def chunk(start, parts, carry):
+        d_hidden_ND, d_head = carry
+
+        def tile(block, carry):
+            d_hidden_ND, d_part = carry
+            hidden_BD, felt = _at(block, (hidden_ND, cotangents))
+            # So that no token is counted twice.
+            felt = jax.tree.map(lambda x: jnp.where(block.new_B, x, 0), felt)
+            z = _logits(models, parts, block)
+            d_z_BQ = d_logits(start, z, _at(block, known), felt) * _slope(z[0], logits)
+            of_hidden_BD, of_part = _through(d_z_BQ, hidden_BD, parts[0], logits)
+            old_BD = _at(block, d_hidden_ND)
+            d_hidden_ND = _put(block, d_hidden_ND, old_BD + of_hidden_BD)
+            return d_hidden_ND, jax.tree.map(jnp.add, d_part, of_part)
+
+        d_part = jax.tree.map(lambda x: _zeros(x.shape, arrays), parts[0])
+        N = hidden_ND.shape[0]
+        d_hidden_ND, d_part = _over_blocks(N, num_live, tile, (d_hidden_ND, d_part))
+        return d_hidden_ND, _with_part(d_head, d_part, start, logits)
+
+    init = (
+        _zeros(hidden_ND.shape, arrays),
+        jax.tree.map(lambda x: _zeros(x.shape, arrays).astype(x.dtype), head),
     )
-    return both
+    d_hidden_ND, d_head = _over_chunks(models, chunk, init)
+    return d_hidden_ND.astype(hidden_ND.dtype), d_head.weight, d_head.bias_V
 
 
-def _vary(x, axes):
-    varying: Any = jax.typeof(x).manual_axis_type.varying
-    missing = tuple(a for a in axes if a not in varying)
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
+def _over_tiles(models, num_live, tile, carry):
+    """Calls tile(start, block, z of each model, carry) over all tiles."""
+
+    def chunk(start, parts, carry):
+        def inner(block, carry):
+            return tile(start, block, _logits(models, parts, block), carry)
+
+        return _over_blocks(models[0].hidden_ND.shape[0], num_live, inner, carry)
+
+    return _over_chunks(models, chunk, carry)
 
 
-def _full(shape, value, varying):
-    x = jnp.full(shape, value, jnp.float32)
-    return jax.lax.pcast(x, varying, to="varying") if varying else x
+def _over_chunks(models, body, carry):
+    """Calls body(start, part of each head, carry); the last chunk may be short."""
+    _, head, logits = models[0]
+    V = head.weight.shape[logits.vocab_dim]
 
+    def chunk(start, size, carry):
+        return body(start, [_part(m, start, size) for m in models], carry)
 
-def _over_chunks(body, carry, V):
-    """Calls body(start, size, carry) over the vocabulary; the last may be short."""
-    num_full = V // CHUNK
-    if num_full:
+    if V >= CHUNK:
         carry = jax.lax.fori_loop(
-            0, num_full, lambda i, c: body(i * CHUNK, CHUNK, c), carry
+            0, V // CHUNK, lambda i, c: chunk(i * CHUNK, CHUNK, c), carry
         )
     if V % CHUNK:
-        carry = body(num_full * CHUNK, V % CHUNK, carry)
+        carry = chunk(V - V % CHUNK, V % CHUNK, carry)
     return carry
 
 
-def _chunk_logits(hidden_ND, head_VD, start, size, scale):
-    temperature, softcap = scale
-    head_QD = jax.lax.dynamic_slice_in_dim(head_VD, start, size)
-    z_NQ = jax.lax.dot_general(
-        hidden_ND,
-        head_QD,
-        (((1,), (1,)), ((), ())),
-        preferred_element_type=jnp.float32,
-        precision=_precision(hidden_ND),
+def _over_blocks(N, num_live, body, carry):
+    """Calls body(block, carry) on the blocks with live tokens; the last may overlap."""
+    B = min(BLOCK, N)
+
+    def step(i, carry):
+        first = jnp.minimum(i * B, N - B)
+        return body(_Block(first, first + jnp.arange(B) >= i * B), carry)
+
+    return jax.lax.fori_loop(0, (num_live + B - 1) // B, step, carry)
+
+
+def _at(block, tree):
+    B = block.new_B.size
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, block.first, B), tree)
+
+
+def _put(block, tree, new, old=None):
+    """`tree` with `new` in place of the block; where it is not new, `old` if given."""
+    if old is not None:
+        new = jax.tree.map(lambda n, o: jnp.where(block.new_B, n, o), new, old)
+    return jax.tree.map(
+        lambda x, n: jax.lax.dynamic_update_slice_in_dim(x, n, block.first, axis=0),
+        tree,
+        new,
     )
-    if softcap:
-        z_NQ = softcap * jnp.tanh(z_NQ / softcap)
-    return head_QD, z_NQ / temperature
 
 
-def _precision(x):
-    # A float32 head is asked for to be exact; TPUs would round it to bfloat16.
-    return jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+def _part(model, start, size):
+    """Some words of the head, in the dtype of the products."""
+    weight, bias_V = model.head
+    weight = jax.lax.dynamic_slice_in_dim(weight, start, size, model.logits.vocab_dim)
+    if bias_V is not None:
+        bias_V = jax.lax.dynamic_slice_in_dim(bias_V, start, size)
+    return Head(weight.astype(_wide(model.hidden_ND, weight)), bias_V)
 
 
-def _first_id(V, vocab_axis):
-    return 0 if vocab_axis is None else jax.lax.axis_index(vocab_axis) * V
+def _with_part(head, part, start, logits):
+    def put(x, new, axis):
+        new = new.astype(x.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(x, new, start, axis)
+
+    bias_V = None if head.bias_V is None else put(head.bias_V, part.bias_V, 0)
+    return Head(put(head.weight, part.weight, logits.vocab_dim), bias_V)
 
 
-def _hits(target_N, first_id, start, size):
-    return (target_N - first_id - start)[:, None] == jnp.arange(size)[None, :]
+def _logits(models, parts, block):
+    """z_BQ of each model."""
+    return [
+        _tile_logits(_at(block, m.hidden_ND), part, m.logits)
+        for m, part in zip(models, parts, strict=True)
+    ]
 
 
-def _forward(hidden_ND, head_VD, target_N, scale, vocab_axis, varying):
-    N, V = hidden_ND.shape[0], head_VD.shape[0]
-    first_id = _first_id(V, vocab_axis)
-
-    def body(start, size, carry):
-        top_N, sum_N, dot_N, z_target_N = carry
-        _, z_NQ = _chunk_logits(hidden_ND, head_VD, start, size, scale)
-        new_top_N = jnp.maximum(top_N, z_NQ.max(axis=1))
-        scale_N = jnp.exp(top_N - new_top_N)
-        e_NQ = jnp.exp(z_NQ - new_top_N[:, None])
-        hit_NQ = _hits(target_N, first_id, start, size)
-        return (
-            new_top_N,
-            sum_N * scale_N + e_NQ.sum(axis=1),
-            dot_N * scale_N + (e_NQ * z_NQ).sum(axis=1),
-            z_target_N + jnp.where(hit_NQ, z_NQ, 0.0).sum(axis=1),
-        )
-
-    init = tuple(_full((N,), v, varying) for v in (-jnp.inf, 0.0, 0.0, 0.0))
-    top_N, sum_N, dot_N, z_target_N = _over_chunks(body, init, V)
-    if vocab_axis is not None:
-        all_top_N = jax.lax.pmax(top_N, vocab_axis)
-        scale_N = jnp.exp(top_N - all_top_N)
-        sum_N, dot_N, z_target_N = jax.lax.psum(
-            (sum_N * scale_N, dot_N * scale_N, z_target_N), vocab_axis
-        )
-        top_N = all_top_N
-    lse_N = top_N + jnp.log(sum_N)
-    out = (z_target_N - lse_N, lse_N - dot_N / sum_N)
-    return out, (hidden_ND, head_VD, target_N, lse_N, out[1])
+def _tile_logits(hidden_BD, part, logits):
+    z_BQ = _dot(hidden_BD.astype(part.weight.dtype), part.weight, 1, logits.width_dim)
+    if part.bias_V is not None:
+        z_BQ += part.bias_V
+    if logits.softcap:
+        z_BQ = logits.softcap * jnp.tanh(z_BQ / logits.softcap)
+    return z_BQ / logits.temperature
 
 
-def _backward(scale, vocab_axis, varying, saved, cotangents):
-    temperature, softcap = scale
-    hidden_ND, head_VD, target_N, lse_N, entropy_N = saved
-    d_logp_N, d_entropy_N = cotangents
-    V = head_VD.shape[0]
-    first_id = _first_id(V, vocab_axis)
+def _slope(z_BQ, logits):
+    """Derivative of z by the bare logits."""
+    if not logits.softcap:
+        return 1 / logits.temperature
+    capped_BQ = z_BQ * (logits.temperature / logits.softcap)
+    return (1 - capped_BQ**2) / logits.temperature
 
-    def body(start, size, carry):
-        d_hidden_ND, d_head_VD = carry
-        head_QD, z_NQ = _chunk_logits(hidden_ND, head_VD, start, size, scale)
-        logp_NQ = z_NQ - lse_N[:, None]
-        p_NQ = jnp.exp(logp_NQ)
-        hit_NQ = _hits(target_N, first_id, start, size)
-        d_z_NQ = d_logp_N[:, None] * (hit_NQ - p_NQ)
-        d_z_NQ -= d_entropy_N[:, None] * p_NQ * (logp_NQ + entropy_N[:, None])
-        d_z_NQ /= temperature
-        if softcap:
-            d_z_NQ *= 1.0 - (z_NQ * (temperature / softcap)) ** 2
-        d_z_NQ = d_z_NQ.astype(hidden_ND.dtype)
-        dot = functools.partial(
-            jax.lax.dot_general,
-            preferred_element_type=jnp.float32,
-            precision=_precision(hidden_ND),
-        )
-        d_hidden_ND += dot(d_z_NQ, head_QD, (((1,), (0,)), ((), ())))
-        d_head_QD = dot(d_z_NQ, hidden_ND, (((0,), (0,)), ((), ())))
-        return d_hidden_ND, jax.lax.dynamic_update_slice_in_dim(
-            d_head_VD, d_head_QD, start, axis=0
-        )
 
-    init = (
-        _full(hidden_ND.shape, 0.0, varying),
-        _full(head_VD.shape, 0.0, varying),
+def _through(d_z_BQ, hidden_BD, part, logits):
+    """Gradients by hidden states and a part of the head, from those by bare logits."""
+    wide = part.weight.dtype
+    d_bias_Q = None if part.bias_V is None else d_z_BQ.sum(axis=0)
+    d_z_BQ, hidden_BD = d_z_BQ.astype(wide), hidden_BD.astype(wide)
+    d_hidden_BD = _dot(d_z_BQ, part.weight, 1, logits.vocab_dim)
+    if logits.layout == "VD":
+        return d_hidden_BD, Head(_dot(d_z_BQ, hidden_BD, 0, 0), d_bias_Q)
+    return d_hidden_BD, Head(_dot(hidden_BD, d_z_BQ, 0, 0), d_bias_Q)
+
+
+def _dot(a, b, a_dim, b_dim):
+    return jax.lax.dot_general(
+        a,
+        b,
+        (((a_dim,), (b_dim,)), ((), ())),
+        preferred_element_type=jnp.promote_types(a.dtype, jnp.float32),
+        # A float32 head is asked for to be exact; TPUs would round it to bfloat16.
+        precision=jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
     )
-    d_hidden_ND, d_head_VD = _over_chunks(body, init, V)
-    return d_hidden_ND.astype(hidden_ND.dtype), d_head_VD.astype(head_VD.dtype), None
 
 
-_logprob.defvjp(_forward, _backward)
+def _exponentials(old_top_B, z_BQ):
+    """(the new maximum, exp of what the old one lies below it, exp(z - maximum))."""
+    top_B = jnp.maximum(old_top_B, z_BQ.max(axis=1))
+    return top_B, jnp.exp(old_top_B - top_B), jnp.exp(z_BQ - top_B[:, None])
+
+
+def _picked(z_BQ, index_B):
+    """z at each token's index, 0 where that is outside of the chunk."""
+    inside_B = (index_B >= 0) & (index_B < z_BQ.shape[1])
+    z_B1 = jnp.take_along_axis(z_BQ, index_B[:, None], axis=1, mode="clip")
+    return jnp.where(inside_B, z_B1[:, 0], 0)
+
+
+def _wide(*arrays):
+    return jnp.result_type(*[x.dtype for x in arrays])
+
+
+def _zeros(shape, *like):
+    """Zeros of the dtype of sums, varying over every mesh axis that `like` vary over.
+
+    Inside `jax.shard_map` what a loop carries must vary from the start.
+    """
+    arrays = jax.tree.leaves(like)
+    kinds: list[Any] = [jax.typeof(x) for x in arrays]
+    axes = tuple(frozenset().union(*(k.manual_axis_type.varying for k in kinds)))
+    floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
+    zeros = jnp.zeros(shape, jnp.promote_types(_wide(*floats), jnp.float32))
+    return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
+
+
+def _lowest(x):
+    """A maximum of nothing: finite, and so are differences from it."""
+    return jnp.full_like(x, jnp.finfo(x.dtype).min / 2)

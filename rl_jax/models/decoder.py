@@ -24,7 +24,7 @@ from rl_jax.kernels.logprob import (  # pyright: ignore[reportMissingImports]
 )
 from rl_jax.mesh import BATCH_AXES, TENSOR_AXIS, spec
 from rl_jax.models.params import Layers, Leaf, Params, layout
-from rl_jax.models.rotary import Reach, reach, reaches, rotate
+from rl_jax.models.rotary import Reach, reach, reaches, rotate, windows
 from rl_jax.models.spec import ModelSpec
 
 
@@ -136,13 +136,16 @@ def _packed_layer(model, reach, position_BT, segment_BT, x_BTD, layer):
     layer = gather_layer(layer, model)
     q_BTHC, k_BTKC, v_BTKC = _qkv(layer, x_BTD, position_BT, reach, model)
     heads = spec("batch", "time", "heads", "head_dim")
-    attend = functools.partial(packed_attention, **_score_options(model))
+    attend = functools.partial(
+        packed_attention, windows=windows(model), **_score_options(model)
+    )
     attended_BTHC = jax.shard_map(
-        # Recomputed in the backward pass: [T, T] scores of every layer would take
-        # most of the memory, and cost little to make again.
-        jax.checkpoint(attend),
+        attend,
         in_specs=(heads, heads, heads, spec("batch", "time"), spec()),
         out_specs=heads,
+        # jax's kernel for TPUs does not say what it varies over. Nothing is summed
+        # here, forward or backward: the heads and rows are divided over every axis.
+        check_vma=False,
     )(q_BTHC, k_BTKC, v_BTKC, segment_BT, reach.window)
     return _close(layer, x_BTD, attended_BTHC, model), (k_BTKC, v_BTKC)
 
@@ -194,32 +197,37 @@ def target_logprobs(
     params: Params,
     hidden_BTD: jax.Array,
     target_BT: jax.Array,
+    mask_BT: jax.Array,
     model: ModelSpec,
     *,
     temperature: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """(logp_BT, entropy_BT) of the targets, float32; logits are never held."""
+    """(logp_BT, entropy_BT) of the targets, float32; logits are never held.
+
+    Where the mask is 0 nothing is computed, and both are 0.
+    """
     head_VD = gather_head(params, model)
     rows = spec("batch", "time")
 
-    def local(hidden_BTD, head_VD, target_BT):
+    def local(hidden_BTD, head_VD, target_BT, mask_BT):
         B, T, D = hidden_BTD.shape
-        logp_N, entropy_N = token_logprob(
+        found = token_logprob(
             hidden_BTD.reshape(B * T, D),
             head_VD,
             target_BT.reshape(B * T),
+            mask_N=mask_BT.reshape(B * T),
             temperature=temperature,
             softcap=model.final_softcap,
             vocab_axis=TENSOR_AXIS,
             varying=(*BATCH_AXES, TENSOR_AXIS),
         )
-        return logp_N.reshape(B, T), entropy_N.reshape(B, T)
+        return found.logp_N.reshape(B, T), found.entropy_N.reshape(B, T)
 
     return jax.shard_map(
         local,
-        in_specs=(spec("batch", "time", "width"), spec("vocab", "width"), rows),
+        in_specs=(spec("batch", "time", "width"), spec("vocab", "width"), rows, rows),
         out_specs=(rows, rows),
-    )(hidden_BTD.astype(model.head_dtype), head_VD, target_BT)
+    )(hidden_BTD.astype(model.head_dtype), head_VD, target_BT, mask_BT)
 
 
 def prefill(

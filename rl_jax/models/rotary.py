@@ -12,6 +12,8 @@ import numpy as np
 
 from rl_jax.models.spec import Attention, ModelSpec
 
+_ALL = 2**30  # a window that no row is long enough to notice stands for none
+
 
 class Reach(NamedTuple):
     """How one layer attends, in numbers.
@@ -50,10 +52,16 @@ def reaches(model: ModelSpec) -> tuple[Reach, Reach]:
     for values in zip(*of_layers, strict=True):
         differs = any(not np.array_equal(values[0], value) for value in values)
         same.append(None if differs else values[0])
-        # A window that no row is long enough to notice stands for none.
-        filled = [2**30 if value is None else value for value in values]
+        filled = [_ALL if value is None else value for value in values]
         stacked.append(jnp.asarray(np.stack(filled)) if differs else None)
     return Reach(*same), Reach(*stacked)
+
+
+def windows(model: ModelSpec) -> tuple[int, ...] | None:
+    """The windows that a scan over layers picks from; None where all have the same."""
+    layers = range(model.num_layers)
+    found = {model.layer_attention(i).window or _ALL for i in layers}
+    return tuple(sorted(found)) if len(found) > 1 else None
 
 
 def rope_frequencies(head_dim: int, attention: Attention) -> np.ndarray:

@@ -1,13 +1,29 @@
-"""Advantages of samples that answer the same prompt, without a critic.
+"""What samples and tokens were worth: group advantages, and returns with a critic.
 
-Here N counts samples (completions), not tokens. Groups are given as ids, so they
-may be ragged, in any order, or empty. Sums over ids need every sample at hand: under an
-explicit mesh, pass these short arrays replicated.
+The formulas are in rl_jax/kernels/advantage; here are the papers' names for them.
+
+    method                 centre           scale
+    GRPO                   "group_mean"     "group_std"
+    GRPO of verl, NeMo-RL  "group_mean"     "group_sample_std"
+    Dr. GRPO               "group_mean"     "none"
+    RLOO                   "leave_one_out"  "none"
+    ScaleRL                "group_mean"     "varying_std"
+    REINFORCE++            "batch_mean"     "batch_std", of whole samples: for
+                                            statistics of tokens see returns.py
+    REINFORCE++-baseline   "group_mean"     "batch_std"
+
+No mesh is known here. Under an explicit mesh, call these inside `jax.shard_map`: with
+arrays of N samples replicated, and arrays of [B, T] divided over rows if at all.
+
+Legend: N samples, B packed rows, T positions of a row.
 """
 
 import jax
-import jax.numpy as jnp
 
+from rl_jax.kernels import advantage as kernel  # pyright: ignore[reportMissingImports]
+
+# Earlier names, for callers that know no centre: "group_mean" is no division, and
+# "batch_std" is over all that is valid.
 SCALES = ("group_std", "group_mean", "batch_std")
 
 
@@ -16,9 +32,7 @@ def group_varies(
 ) -> jax.Array:
     """Says which samples are valid and belong to a group whose rewards differ.
 
-    The others can teach nothing: their advantage is zero. Compares the largest with
-    the smallest reward of a group, since a standard deviation of equal rewards is
-    not exactly zero in floating point.
+    The others can teach nothing: their advantage is zero.
 
     Args: as `group_advantage`.
 
@@ -27,16 +41,7 @@ def group_varies(
 
     Source: DAPO, arXiv:2503.14476, section 3.2 (dynamic sampling).
     """
-    valid_N = valid_N != 0
-    group_N = jnp.where(valid_N, group_N, 0)
-    reward_N = reward_N.astype(jnp.promote_types(reward_N.dtype, jnp.float32))
-    low_N = jax.ops.segment_min(
-        jnp.where(valid_N, reward_N, jnp.inf), group_N, num_groups
-    )[group_N]
-    high_N = jax.ops.segment_max(
-        jnp.where(valid_N, reward_N, -jnp.inf), group_N, num_groups
-    )[group_N]
-    return valid_N & (high_N > low_N)
+    return kernel.group_varies(reward_N, group_N, valid_N, num_groups=num_groups)
 
 
 def group_advantage(
@@ -46,20 +51,16 @@ def group_advantage(
     *,
     num_groups: int,
     scale: str,
+    centre: str = "group_mean",
     eps: float = 1e-6,
 ) -> jax.Array:
-    """Centres each reward on the mean of its group, then divides by a spread.
+    """Takes a baseline from each reward, then divides by a spread.
 
-        centred[n] = reward[n] - mean(reward of the valid samples of n's group)
+        adv[n] = (reward[n] - baseline[n]) / (spread[n] + eps)
 
-        "group_mean"  adv = centred
-        "group_std"   adv = centred / (std(n's group) + eps)
-        "batch_std"   adv = centred / (sqrt(mean over valid samples centred^2) + eps)
-
-    Standard deviations are population ones (ddof=0). A group whose rewards agree, a
-    group of one and an empty group get exactly 0. In "batch_std" every valid sample
-    counts in the spread, also those of a group that agrees: a caller that drops such
-    groups, as ScaleRL does, says so in `valid_N` (see `group_varies`).
+    Groups are given as ids: they may be ragged, in any order, or empty. A group whose
+    rewards agree, a group of one and an invalid sample get exactly 0; with a baseline
+    or a spread of the whole batch it is the batch that has to agree.
 
     Args:
         reward_N: rewards, any range; computed in float32 if narrower. What stands at
@@ -69,45 +70,99 @@ def group_advantage(
         valid_N: bool, or 1 where the sample has a reward. An invalid sample counts in
             no mean and gets 0.
         num_groups: a static bound on the ids; may exceed the number of groups.
-        scale: one of the names above.
+        scale: "group_std", "group_sample_std", "batch_std", "batch_sample_std",
+            "varying_std" or "none"; and "group_mean", which is "none".
+        centre: "group_mean", "leave_one_out", "batch_mean" or "none".
         eps: in reward units, added to the spread (not a floor). It matters only
             where rewards nearly agree.
 
     Returns:
-        adv_N, at least float32, with mean zero over the valid samples of a group.
+        adv_N, at least float32; no gradient flows through it.
 
     Raises:
-        ValueError: if `scale` is unknown or `eps` is not positive.
+        ValueError: if a name is unknown or `eps` is not positive.
 
-    Source: GRPO, arXiv:2402.03300, section 4.1 ("group_std"; it leaves the ddof
-    open); Dr. GRPO, arXiv:2503.20783 ("group_mean"); ScaleRL, arXiv:2510.13786
-    ("batch_std").
+    Source: GRPO, arXiv:2402.03300, section 4.1 (it leaves open what the deviation is
+    divided by); Dr. GRPO, arXiv:2503.20783; RLOO, arXiv:2402.14740, section 3.3;
+    ScaleRL, arXiv:2510.13786, which drops groups that agree; REINFORCE++,
+    arXiv:2501.03262.
     """
-    if scale not in SCALES:
-        raise ValueError(f"unknown scale {scale!r}: expected one of {SCALES}")
-    if not eps > 0:
-        raise ValueError(f"eps must be positive, got {eps}")
-    valid_N = valid_N != 0
-    varies_N = group_varies(reward_N, group_N, valid_N, num_groups=num_groups)
-    reward_N = reward_N.astype(jnp.promote_types(reward_N.dtype, jnp.float32))
-    reward_N = jnp.where(valid_N, reward_N, 0.0)
-    group_N = jnp.where(valid_N, group_N, 0)
-    ones_N = valid_N.astype(reward_N.dtype)
+    return kernel.group_advantage(
+        *(reward_N, group_N, valid_N),
+        num_groups=num_groups,
+        centre=centre,
+        scale="none" if scale == "group_mean" else scale,
+        eps=eps,
+    )
 
-    def group_mean(x_N: jax.Array) -> jax.Array:
-        """The mean over each sample's group, given back to the sample."""
-        total = jax.ops.segment_sum(x_N, group_N, num_groups)
-        count = jax.ops.segment_sum(ones_N, group_N, num_groups)
-        return (total / jnp.maximum(count, 1))[group_N]
 
-    # Where rewards agree, rounding of the mean would leave a residue of about 1e-8,
-    # which a division by a spread just as small could turn into a large advantage.
-    centred_N = jnp.where(varies_N, reward_N - group_mean(reward_N), 0.0)
-    if scale == "group_mean":
-        return centred_N
-    if scale == "group_std":
-        std_N = jnp.sqrt(group_mean(jnp.square(centred_N)))
-        return centred_N / (std_N + eps)
-    # The mean of centred_N is zero, group by group: its mean square is its variance.
-    square = jnp.sum(jnp.square(centred_N)) / jnp.maximum(jnp.sum(ones_N), 1)
-    return centred_N / (jnp.sqrt(square) + eps)
+def gae(
+    reward_BT: jax.Array,
+    value_BT: jax.Array,
+    segment_BT: jax.Array,
+    mask_BT: jax.Array,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap_BT: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimates, and targets of the critic, of packed rows.
+
+        delta[t]  = reward[t] + gamma * value[next] - value[t]
+        adv[t]    = delta[t] + gamma * lam * adv[next]
+        return[t] = adv[t] + value[t]
+
+    next is the next token of the sample whose mask is 1: the output of a tool neither
+    discounts nor adds. After the last one value[next] is the bootstrap and adv[next] 0.
+
+    Args:
+        reward_BT: reward of each token, see returns.py. Not read where the mask is 0.
+        value_BT: the critic's value of the state in which the token was chosen; the
+            same.
+        segment_BT: integers, equal along the run of positions of one sample.
+        mask_BT: bool, or 1 for tokens that the policy chose.
+        gamma: in [0, 1].
+        lam: in [0, 1]; 1 is the return less the value, 0 is delta. 0.95 is Tulu 3's.
+        bootstrap_BT: read at the last position of each segment, whatever its mask: the
+            value of the state after it, for a sample that was cut off. None: 0 for
+            all, as an outcome reward already speaks of the whole answer.
+
+    Returns:
+        (adv_BT, return_BT), at least float32, both 0 where the mask is 0; no gradient
+        flows through them.
+
+    Raises:
+        ValueError: if shapes differ, or a number is outside [0, 1].
+
+    Source: arXiv:1506.02438, equation 16; InstructGPT, arXiv:2203.02155, for gamma.
+    """
+    return kernel.gae(
+        *(reward_BT, value_BT, segment_BT, mask_BT),
+        gamma=gamma,
+        lam=lam,
+        bootstrap_BT=bootstrap_BT,
+    )
+
+
+def discounted_returns(
+    reward_BT: jax.Array,
+    segment_BT: jax.Array,
+    mask_BT: jax.Array,
+    *,
+    gamma: float = 1.0,
+    bootstrap_BT: jax.Array | None = None,
+) -> jax.Array:
+    """Discounted sums of the rewards from each token to the end of its sample.
+
+        return[t] = reward[t] + gamma * return[next]
+
+    Args, raises: as `gae`; the bootstrap stands for return[next] after the last token.
+
+    Returns:
+        return_BT, at least float32, 0 where the mask is 0.
+
+    Source: REINFORCE++, arXiv:2501.03262 (with the KL in the reward, gamma 1).
+    """
+    return kernel.discounted_returns(
+        *(reward_BT, segment_BT, mask_BT), gamma=gamma, bootstrap_BT=bootstrap_BT
+    )

@@ -8,7 +8,8 @@ add. Neither masks nor averages: the caller does both.
 import jax
 import jax.numpy as jnp
 
-KINDS = ("k1", "k2", "k3")
+ESTIMATORS = ("k1", "k2", "k3")
+KINDS = (*ESTIMATORS, "k1_unbiased", "k3_unbiased")
 
 # exp(20) is 4.9e8: far outside any ratio worth learning from, and still far inside
 # float32. The same bound is used by verl, NeMo-RL and OpenRLHF.
@@ -55,10 +56,16 @@ def kl_estimate(logp: jax.Array, ref_logp: jax.Array, *, kind: str) -> jax.Array
         x = jnp.clip(x, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         # expm1: exp(x) - 1 loses every digit of k3 once |x| is below about 3e-4.
         return jnp.expm1(x) - x
-    raise ValueError(f"unknown KL estimator {kind!r}: expected one of {KINDS}")
+    raise ValueError(f"unknown KL estimator {kind!r}: expected one of {ESTIMATORS}")
 
 
-def kl_loss(logp: jax.Array, ref_logp: jax.Array, *, kind: str) -> jax.Array:
+def kl_loss(
+    logp: jax.Array,
+    ref_logp: jax.Array,
+    *,
+    kind: str,
+    drawn_logp: jax.Array | None = None,
+) -> jax.Array:
     """The KL term of a loss: the value of `kind`, with a gradient that can be used.
 
     k2 and k3 are differentiated as they are. The gradient of k1 does not contain
@@ -66,13 +73,34 @@ def kl_loss(logp: jax.Array, ref_logp: jax.Array, *, kind: str) -> jax.Array:
     nothing; here k1 keeps its value and takes the gradient of k2, which over tokens
     drawn from the policy is the exact gradient of KL(policy || ref).
 
-    The reference is a constant: no gradient reaches `ref_logp`.
+        k1_unbiased = exp(logp - drawn_logp) * k1
+        k3_unbiased = exp(logp - drawn_logp) * k3
 
-    Args, returns, raises: as `kl_estimate`.
+    weigh each token by how likely it has become, and are differentiated through both
+    factors: over tokens drawn by drawn_logp, their means are KL(policy || ref) and its
+    exact gradient, however far the policy has moved since.
+
+    The reference and `drawn_logp` are constants: no gradient reaches them.
+
+    Args:
+        drawn_logp: log-probabilities under the policy that drew the tokens, for the
+            unbiased kinds alone. That log-ratio is clamped to +-20.
+
+    Returns, raises: as `kl_estimate`; ValueError too if `drawn_logp` is missing.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556, section 3.1 ("k3_unbiased").
     """
     ref_logp = jax.lax.stop_gradient(ref_logp)
-    value = kl_estimate(logp, ref_logp, kind=kind)
-    if kind != "k1":
+    estimator = kind.removesuffix("_unbiased")
+    value = kl_estimate(logp, ref_logp, kind=estimator)
+    if kind == "k1":
+        slope = kl_estimate(logp, ref_logp, kind="k2")
+        return jax.lax.stop_gradient(value) + (slope - jax.lax.stop_gradient(slope))
+    if kind in ESTIMATORS:
         return value
-    slope = kl_estimate(logp, ref_logp, kind="k2")
-    return jax.lax.stop_gradient(value) + (slope - jax.lax.stop_gradient(slope))
+    if kind not in KINDS:
+        raise ValueError(f"unknown KL term {kind!r}: expected one of {KINDS}")
+    if drawn_logp is None:
+        raise ValueError(f"{kind} needs drawn_logp, got None")
+    x = logp.astype(value.dtype) - jax.lax.stop_gradient(drawn_logp)
+    return value * jnp.exp(jnp.clip(x, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))

@@ -1,144 +1,64 @@
-"""Policy-gradient losses: one spec, one function, and the named methods as a table.
+"""The policy-gradient loss: one function for every method.
 
-The methods differ in a few independent choices, held by `PolicyLoss`. Adding a method
-is adding a row to `PRESETS`. B counts packed rows: one row may hold several samples,
-so every argument is per token.
+    loss = sum over tokens of weight * (correction * surrogate
+                                        + kl_coef * kl - entropy_coef * entropy)
+
+Methods differ in a few independent choices, held by a `PolicyLoss` (policy_spec.py);
+presets.py has the named ones. Each choice is a small function in a table:
+
+    surrogate and ratio   surrogate.py, which is to be held against the papers
+    correction            correction.py, for a sampler that is not quite the trainer
+    kl                    kl.py
+    weight                aggregate.py
+    advantage             advantage.py, returns.py
+
+B counts packed rows: one row may hold several samples, so every argument is per token.
 """
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
-from rl_jax.errors import ConfigError
-from rl_jax.objectives import advantage, aggregate
-from rl_jax.objectives.kl import KINDS, LOG_RATIO_BOUND, kl_estimate, kl_loss
+from rl_jax.objectives import correction, surrogate
+from rl_jax.objectives.kl import LOG_RATIO_BOUND, kl_estimate, kl_loss
+from rl_jax.objectives.policy_check import validate
+from rl_jax.objectives.policy_spec import PolicyLoss
+from rl_jax.objectives.presets import COMPAT, PRESETS
+from rl_jax.objectives.segments import Samples
+from rl_jax.objectives.surrogate import Tokens
+
+__all__ = [
+    "COMPAT",
+    "PRESETS",
+    "PolicyLoss",
+    "needs_agreeing_groups",
+    "needs_segments",
+    "policy_loss",
+    "validate",
+]
 
 
-@dataclasses.dataclass(frozen=True)
-class PolicyLoss:
-    """The choices that make a policy loss. Hashable, so it can be a static argument.
+def needs_segments(spec: PolicyLoss) -> bool:
+    """True if the loss sums over the tokens of a sample."""
+    level, _ = correction.CORRECTIONS[spec.correction]
+    return (
+        spec.ratio != "token"
+        or spec.surrogate in surrogate.OF_SAMPLES
+        or (spec.sampler_cap > 0 and level != "token")
+        or spec.off_policy_delta > 0
+    )
 
-    Fields that shape the rollouts rather than the loss are here too, because they
-    belong to the method: `advantage`, `dynamic_sampling` and `overlong_buffer`.
+
+def needs_agreeing_groups(spec: PolicyLoss) -> bool:
+    """True if samples of a group whose rewards agree have a gradient all the same.
+
+    If not, they need not be computed on: their advantage is 0. They are still counted
+    in the weights.
     """
-
-    advantage: str  # "group_std", "group_mean", "batch_std": see advantage.py
-    denominator: str  # the ratio is policy over "old" (trainer) or "sampler" (decoder)
-    bound: str  # "clip" (PPO), "cispo" (clipped weight, no gradient in it), "none"
-    clip_low: float  # the ratio is bounded to [1 - clip_low, 1 + clip_high];
-    clip_high: float  # clip_low >= 1 means no lower bound
-    aggregate: str  # how tokens are averaged: see aggregate.py
-    kl: str  # estimator of KL(policy || reference): "k1", "k2", "k3", see kl.py
-    kl_coef: float = 0.0  # 0: the reference is not needed
-    sampler_cap: float = 0.0  # C of the weight min(exp(old - sampler), C); 0: no weight
-    entropy_coef: float = 0.0  # positive rewards entropy
-    dynamic_sampling: bool = False  # replace prompts whose samples all score the same
-    overlong_buffer: float = 0.0  # fraction of max_new_tokens, see shaping.py; 0: off
-
-
-PRESETS: dict[str, PolicyLoss] = {
-    # arXiv:2402.03300, equation 3, and DeepSeek-R1, arXiv:2501.12948, section 2.2.1,
-    # which has a k3 term of 0.001; ours is 0 so that no reference is loaded unasked.
-    "grpo": PolicyLoss(
-        advantage="group_std",
-        denominator="old",
-        bound="clip",
-        clip_low=0.2,
-        clip_high=0.2,
-        aggregate="seq_mean_token_mean",
-        kl="k3",
-    ),
-    # arXiv:2503.14476, section 3: a wider upper bound, a token mean, no KL.
-    "dapo": PolicyLoss(
-        advantage="group_std",
-        denominator="old",
-        bound="clip",
-        clip_low=0.2,
-        clip_high=0.28,
-        aggregate="token_mean",
-        kl="k3",
-        dynamic_sampling=True,
-        overlong_buffer=0.2,
-    ),
-    # MiniMax-M1, arXiv:2506.13585, section 3.1: no lower bound; the upper one is not
-    # published. 5 in all is the middle of what ScaleRL, arXiv:2510.13786, found equal.
-    "cispo": PolicyLoss(
-        advantage="group_std",
-        denominator="old",
-        bound="cispo",
-        clip_low=1.0,
-        clip_high=4.0,
-        aggregate="token_mean",
-        kl="k3",
-    ),
-    # arXiv:2503.20783: neither the spread nor the length of a sample divides.
-    "dr_grpo": PolicyLoss(
-        advantage="group_mean",
-        denominator="old",
-        bound="clip",
-        clip_low=0.2,
-        clip_high=0.2,
-        aggregate="seq_sum_const",
-        kl="k3",
-    ),
-}
-
-_NAMES = {
-    "advantage": advantage.SCALES,
-    "denominator": ("old", "sampler"),
-    "bound": ("clip", "cispo", "none"),
-    "aggregate": aggregate.MODES,
-    "kl": KINDS,
-}
-
-# Field: (smallest, largest, a usual value). With a clip_high of 10 and more only the
-# upper bound still acts; the first stage of R1 was trained so, hence no ceiling.
-_NUMBERS = {
-    "clip_low": (0.0, math.inf, 0.2),
-    "clip_high": (0.0, math.inf, 0.2),
-    "kl_coef": (0.0, math.inf, 0.001),
-    "sampler_cap": (0.0, math.inf, 2.0),
-    "entropy_coef": (-math.inf, math.inf, 0.0),
-    "overlong_buffer": (0.0, 1.0, 0.2),
-}
-
-
-def validate(spec: PolicyLoss) -> None:
-    """Checks names and numbers, before anything is compiled.
-
-    Raises:
-        ConfigError: (a ValueError) with the field, its value and what may stand there.
-    """
-    for field, names in _NAMES.items():
-        value = getattr(spec, field)
-        if value not in names:
-            raise ConfigError(
-                f"{field} of the objective is {value!r}.\n"
-                f"Expected one of: {', '.join(names)}.\n"
-                f"Write for example {field}={names[0]!r}."
-            )
-    for field, (low, high, usual) in _NUMBERS.items():
-        value = getattr(spec, field)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and low <= value <= high):
-            raise ConfigError(
-                f"{field} of the objective is {value!r}.\n"
-                f"Expected a finite number in [{low}, {high}].\n"
-                f"Write for example {field}={usual}."
-            )
-    if not isinstance(spec.dynamic_sampling, bool):
-        raise ConfigError(
-            f"dynamic_sampling of the objective is {spec.dynamic_sampling!r}.\n"
-            "Expected True or False."
-        )
-    if spec.denominator == "sampler" and spec.sampler_cap:
-        raise ConfigError(
-            f"sampler_cap of the objective is {spec.sampler_cap}, its denominator "
-            "'sampler'.\nThat ratio corrects for the sampler already: expected only "
-            "one of the two.\nWrite sampler_cap=0.0 or denominator='old'."
-        )
+    own_baseline = spec.centre in ("group_mean", "leave_one_out")
+    others = spec.kl_coef or spec.entropy_coef or spec.tau
+    return not own_baseline or spec.whiten != "none" or bool(others)
 
 
 def policy_loss(
@@ -150,24 +70,18 @@ def policy_loss(
     adv_BT: jax.Array,
     mask_BT: jax.Array,
     weight_BT: jax.Array,
+    segment_BT: jax.Array | None = None,
     *,
     spec: PolicyLoss,
     num_tokens: jax.Array | int,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of one micro-batch, summed with a weight per token.
 
-        r = exp(logp - old_logp), or exp(logp - sampler_logp): `spec.denominator`
-        bounded = clip(r, 1 - clip_low, 1 + clip_high)
-
-        "clip"   surrogate = -min(r * adv, bounded * adv)
-        "cispo"  surrogate = -stop_gradient(bounded) * adv * logp
-        "none"   surrogate = -r * adv
-
-        correction = stop_gradient(min(exp(old_logp - sampler_logp), sampler_cap))
-        loss = sum(weight * (correction * surrogate + kl_coef * kl
-                             - entropy_coef * entropy))
-
     Gradients reach `logp_BT` and `entropy_BT` only. Log-ratios are clamped to +-20.
+
+    Sums over a sample are local to its row: a mesh may divide the rows, and the same
+    function works inside `jax.shard_map` over rows, whose caller then adds up the loss
+    and the metrics over their axes. Positions must not be divided.
 
     Args:
         logp_BT: log-probabilities of the drawn tokens under the policy in training.
@@ -176,13 +90,15 @@ def policy_loss(
         old_logp_BT: as the trainer computed them when the batch's updates began. With
             one update a batch, pass `logp_BT` itself: the ratio is then 1.
         sampler_logp_BT: as the decoder reported them when it drew the tokens.
-        ref_logp_BT: under the frozen reference; None if `spec.kl_coef` is 0.
+        ref_logp_BT: under the frozen reference; None if no KL is in the loss.
         adv_BT: the advantage of each token.
         mask_BT: bool, or 1 where the policy chose the token and it is to be trained.
             Nothing is read where it is 0: nan and -inf there change neither the
             values nor the gradients.
         weight_BT: the weight of each token, from the whole optimiser batch
             (`aggregate.token_weights`).
+        segment_BT: integers, the same along the positions of one sample and found
+            nowhere else in its row. May be None unless `needs_segments(spec)`.
         spec: static.
         num_tokens: masked tokens of the whole optimiser batch, for the metrics alone.
 
@@ -196,25 +112,28 @@ def policy_loss(
         - "ratio_mean", "ratio_max", "ratio_min": of r, as clamped.
         - "clip_low_fraction": adv < 0 and r < 1 - clip_low; "clip_high_fraction":
           adv > 0 and r > 1 + clip_high; "clip_fraction": either. Under "clip" these
-          tokens have no gradient, under "cispo" a bounded one; under "none" all are 0.
+          tokens have no gradient, under "cispo" a bounded one. All are 0 under
+          surrogates without such bounds.
         - "sampler_gap_mean", "sampler_gap_max": |old_logp - sampler_logp|, nats.
         - "sampler_kl": KL(sampler || trainer), by k3.
-        - "sampler_weight_mean": the correction in use, 1 without `sampler_cap`.
+        - "sampler_weight_mean": the correction in use, 1 without one.
+        - "sampler_masked_fraction": correction 0; absent if the correction cannot be.
 
         Without masked tokens everything is 0 but "ratio_min", which is then the
         largest ratio there can be and so never wins against another micro-batch.
 
     Raises:
         ConfigError: (a ValueError) if `spec` is not valid.
-        ValueError: if `spec.kl_coef` is not 0 and there is no reference.
-
-    Source: PPO, arXiv:1707.06347, equation 7 ("clip"); MiniMax-M1, arXiv:2506.13585,
-    section 3.1 ("cispo"); truncated importance sampling of the sampler as in Olmo 3.
+        ValueError: if the spec needs a reference or segments and there are none.
     """
     validate(spec)
-    if spec.kl_coef and ref_logp_BT is None:
+    kl_in_loss = spec.kl_coef > 0 and spec.kl_place == "loss"
+    if kl_in_loss and ref_logp_BT is None:
         raise ValueError(f"kl_coef={spec.kl_coef} needs ref_logp_BT, got None")
+    if needs_segments(spec) and segment_BT is None:
+        raise ValueError("this loss sums over samples and needs segment_BT, got None")
     keep_BT = mask_BT != 0
+    samples = Samples(keep_BT, segment_BT)
 
     # Inputs are masked, not outputs: 0 * nan is nan, also in a gradient.
     def masked(x_BT: jax.Array) -> jax.Array:
@@ -229,19 +148,19 @@ def policy_loss(
     adv_BT, weight_BT = constant(adv_BT), constant(weight_BT)
 
     below_BT = old_logp_BT if spec.denominator == "old" else sampler_logp_BT
-    ratio_BT = _ratio(logp_BT, below_BT)
-    low_BT, high_BT = _clipped(ratio_BT, adv_BT, spec=spec)
-    surrogate_BT = _surrogate(
-        ratio_BT, adv_BT, logp_BT, clipped_BT=low_BT | high_BT, spec=spec
-    )
-    correction_BT = jnp.ones_like(ratio_BT)
-    if spec.sampler_cap:
-        rho_BT = _ratio(old_logp_BT, sampler_logp_BT)
-        correction_BT = jnp.minimum(rho_BT, spec.sampler_cap)
-        surrogate_BT *= correction_BT
+    log_ratio_BT = jnp.clip(logp_BT - below_BT, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio_BT = surrogate.ratio(log_ratio_BT, samples, kind=spec.ratio)
+    held_BT = surrogate.held(ratio_BT, spec.ratio_floor, spec.ratio_cap or math.inf)
+    tokens = Tokens(logp_BT, log_ratio_BT, held_BT, adv_BT, samples)
+    surrogate_BT = surrogate.SURROGATES[spec.surrogate](tokens, spec)
+
+    correction_BT = _correction(tokens, old_logp_BT, sampler_logp_BT, spec)
+    surrogate_BT *= correction_BT
     loss_BT = surrogate_BT
     if spec.entropy_coef:
         loss_BT -= spec.entropy_coef * entropy_BT
+
+    low_BT, high_BT = surrogate.beyond(tokens, spec)
     means = {
         "entropy": entropy_BT,
         "ratio_mean": ratio_BT,
@@ -253,9 +172,13 @@ def policy_loss(
         "sampler_kl": kl_estimate(sampler_logp_BT, old_logp_BT, kind="k3"),
         "sampler_gap_mean": jnp.abs(old_logp_BT - sampler_logp_BT),
     }
+    if spec.off_policy_delta or (spec.sampler_cap and spec.correction != "truncate"):
+        means["sampler_masked_fraction"] = correction_BT == 0
     if ref_logp_BT is not None:
-        means["kl"] = kl_loss(logp_BT, constant(ref_logp_BT), kind=spec.kl)
-        if spec.kl_coef:
+        means["kl"] = kl_loss(
+            logp_BT, constant(ref_logp_BT), kind=spec.kl, drawn_logp=below_BT
+        )
+        if kl_in_loss:
             loss_BT += spec.kl_coef * means["kl"]
     metrics = {
         "policy_loss": jnp.sum(weight_BT * surrogate_BT),
@@ -272,36 +195,24 @@ def policy_loss(
 _LARGEST_RATIO = math.exp(LOG_RATIO_BOUND)
 
 
-def _ratio(above_BT: jax.Array, below_BT: jax.Array) -> jax.Array:
-    return jnp.exp(jnp.clip(above_BT - below_BT, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
-
-
-def _clipped(
-    ratio_BT: jax.Array, adv_BT: jax.Array, *, spec: PolicyLoss
-) -> tuple[jax.Array, jax.Array]:
-    """Tokens already moved past the lower, and the upper, bound as adv asks."""
-    if spec.bound == "none":
-        return jnp.zeros_like(ratio_BT, bool), jnp.zeros_like(ratio_BT, bool)
-    low_BT = (adv_BT < 0) & (ratio_BT < 1.0 - spec.clip_low)
-    high_BT = (adv_BT > 0) & (ratio_BT > 1.0 + spec.clip_high)
-    return low_BT, high_BT
-
-
-def _surrogate(
-    ratio_BT: jax.Array,
-    adv_BT: jax.Array,
-    logp_BT: jax.Array,
-    *,
-    clipped_BT: jax.Array,
+def _correction(
+    tokens: Tokens,
+    old_logp_BT: jax.Array,
+    sampler_logp_BT: jax.Array,
     spec: PolicyLoss,
 ) -> jax.Array:
-    if spec.bound == "none":
-        return -ratio_BT * adv_BT
-    bounded_BT = jax.lax.stop_gradient(
-        jnp.clip(ratio_BT, 1.0 - spec.clip_low, 1.0 + spec.clip_high)
-    )
-    if spec.bound == "cispo":
-        return -bounded_BT * adv_BT * logp_BT
-    # Equal to -min(ratio * adv, bounded * adv). Written with `where` because the
-    # gradient of a minimum is split where its arguments tie, as they do on a bound.
-    return -jnp.where(clipped_BT, bounded_BT, ratio_BT) * adv_BT
+    """What the surrogate is multiplied by, a constant; see correction.py."""
+    weight_BT = jnp.ones_like(tokens.ratio_BT)
+    if spec.sampler_cap:
+        weight_BT = correction.sampler_weight(
+            *(old_logp_BT, sampler_logp_BT, tokens.samples),
+            kind=spec.correction,
+            low=spec.sampler_low,
+            cap=spec.sampler_cap,
+        )
+    if spec.off_policy_delta:
+        weight_BT *= correction.off_policy_keep(
+            *(tokens.logp_BT, sampler_logp_BT, tokens.adv_BT, tokens.samples),
+            delta=spec.off_policy_delta,
+        )
+    return weight_BT

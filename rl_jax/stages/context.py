@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
+from rl_jax import processes
 from rl_jax.data import tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
@@ -133,6 +134,8 @@ def _tokenizer(run: configs.Run, workdir: pathlib.Path) -> Tokenizer:
                 copy_side_files(pathlib.Path(run.model.path), unfinished)
             else:
                 reading.new_tokenizer(run, unfinished)
+    # Process 0 writes it; the file system is one that all of them share.
+    processes.wait("tokenizer", secs=600)
     return tokenizer.load(run.model.path or folder)
 
 

@@ -28,6 +28,7 @@ _FROM_LOSS = {
     "sampler_gap_max": "health/logp_gap_max",
     "sampler_kl": "health/sampler_kl",
     "sampler_weight_mean": "train/sampler_weight_mean",
+    "sampler_masked_fraction": "train/sampler_masked_fraction",
 }
 
 

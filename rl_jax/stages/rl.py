@@ -18,14 +18,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax import credit
 from rl_jax.data.packing import Packed, Piece, pack
 from rl_jax.data.pipeline import Reader
 from rl_jax.errors import ConfigError
-from rl_jax.learner import Batch, Learner, State, make_learner, merge_metrics, to_device
+from rl_jax.learner import (
+    Batch,
+    Learner,
+    Outcome,
+    State,
+    make_learner,
+    merge_metrics,
+    to_device,
+    varies,
+)
 from rl_jax.models.params import Params
-from rl_jax.objectives.advantage import group_advantage, group_varies
 from rl_jax.objectives.aggregate import token_weights
-from rl_jax.objectives.policy import PolicyLoss
+from rl_jax.objectives.policy import PolicyLoss, needs_agreeing_groups
 from rl_jax.objectives.shaping import group_length_reward, soft_overlong_penalty
 from rl_jax.rewards.score import Verdict
 from rl_jax.rollout.sample import Request, Sample
@@ -56,7 +65,12 @@ def run(
 
     tx, lr_schedule = run_state.optimiser_of(stage, context.model)
     learner = make_learner(
-        context.model, tx, lr_schedule, loss=loss, temperature=stage.rollout.temperature
+        context.model,
+        tx,
+        lr_schedule,
+        loss=loss,
+        num_groups=stage.rollout.prompts_per_step,
+        temperature=stage.rollout.temperature,
     )
     engine = make_engine(stage, context.model, text, context.mesh, seed)
     sample = functools.partial(sample_and_score, check_stop=context.stop.check)
@@ -200,10 +214,10 @@ def _scores_differ(group: Sequence[Scored]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """One optimiser step: packed rows, and each sample's weight a token."""
+    """One optimiser step: packed rows, and what became of all samples."""
 
     packed: Packed
-    weight_N: jax.Array
+    outcome: Outcome
     num_tokens: int
 
 
@@ -219,24 +233,12 @@ class Plan:
     """
 
     updates: list[Update]
-    adv_N: jax.Array
     reward_N: np.ndarray
     valid_N: np.ndarray
     group_N: np.ndarray
     num_positions: int
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "num_groups"))
-def _advantages(reward_N, group_N, valid_N, *, scale, num_groups):
-    if scale == "batch_std":
-        # The spread is that of groups that teach something (ScaleRL).
-        valid_N &= group_varies(reward_N, group_N, valid_N, num_groups=num_groups)
-    return group_advantage(
-        reward_N, group_N, valid_N, num_groups=num_groups, scale=scale
-    )
-
-
-_varies = jax.jit(group_varies, static_argnames="num_groups")
 _length_reward = jax.jit(group_length_reward, static_argnames="num_groups")
 _weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
 
@@ -249,7 +251,7 @@ def make_plan(
     seed: int,
     step: int,
 ) -> Plan:
-    """Rewards to advantages, token weights and packed rows.
+    """Scores to rewards, token weights and packed rows.
 
     A sample without a reward is left out everywhere. Groups whose rewards agree have
     advantage 0: unless a KL or entropy term wants them they are counted in the
@@ -290,13 +292,10 @@ def make_plan(
                 num_groups=num_groups,
             )
         )
-    adv_N = _advantages(
-        reward_N, group_N, valid_N, scale=loss.advantage, num_groups=num_groups
-    )
 
     live_N = valid_N.copy()
-    if not (loss.kl_coef or loss.entropy_coef):
-        live_N &= np.asarray(_varies(reward_N, group_N, valid_N, num_groups=num_groups))
+    if not needs_agreeing_groups(loss):
+        live_N &= np.asarray(varies(reward_N, group_N, valid_N, num_groups=num_groups))
     updates = []
     groups = np.arange(len(scored) // G)
     # Dynamic sampling may have found fewer groups than there should be updates.
@@ -317,10 +316,11 @@ def make_plan(
             chosen = np.array([share[0] * G])
         pieces = [_piece(scored[n].sample, n, group_N[n]) for n in chosen.tolist()]
         packed = pack(pieces, stage.batch.row_tokens, stage.batch.micro_rows)
-        updates.append(Update(packed, weight_N, int(packed.mask_BT.sum())))
+        outcome = Outcome(reward_N, group_N, valid_N, weight_N)
+        updates.append(Update(packed, outcome, int(packed.mask_BT.sum())))
     reward_N = np.where(valid_N, reward_N, np.nan)
     positions = sum(int((u.packed.segment_BT > 0).sum()) for u in updates)
-    return Plan(updates, adv_N, reward_N, valid_N, group_N, positions)
+    return Plan(updates, reward_N, valid_N, group_N, positions)
 
 
 def _piece(sample: Sample, n: int, group: int) -> Piece:
@@ -342,17 +342,15 @@ def update(
     context: Context,
 ) -> tuple[State, dict[str, float]]:
     """Takes the optimiser steps of a plan; metrics are means over them."""
-    rows = stage.batch.micro_rows
+    rows, loss = stage.batch.micro_rows, configs.policy_loss_spec(stage)
+    needs_old = len(plan.updates) > 1 or credit.is_by_token(loss)
 
     def micro_batches(one: Update) -> list[Batch]:
         starts = range(0, len(one.packed.token_BT), rows)
-        batches = (
-            to_device(one.packed.rows(i, i + rows), context.mesh) for i in starts
-        )
-        return [learner.attach(b, plan.adv_N, one.weight_N) for b in batches]
+        return [to_device(one.packed.rows(i, i + rows), context.mesh) for i in starts]
 
     def scored(batch: Batch) -> Batch:
-        if len(plan.updates) > 1:
+        if needs_old:
             old_logp_BT = learner.score(state.params, batch)
             batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT)
         if reference is not None:
@@ -362,6 +360,15 @@ def update(
 
     # All of a step's batches are scored by the weights it began with.
     prepared = [[scored(b) for b in micro_batches(one)] for one in plan.updates]
+    if credit.is_by_token(loss):
+        every = credit.with_advantages(
+            [batch for batches in prepared for batch in batches],
+            plan.updates[0].outcome,
+            loss=loss,
+            num_groups=stage.rollout.prompts_per_step,
+        )
+        ends = np.cumsum([len(batches) for batches in prepared]).tolist()
+        prepared = [every[a:b] for a, b in zip([0, *ends], ends, strict=False)]
     merged: list[dict[str, float]] = []
     for one, batches in zip(plan.updates, prepared, strict=True):
         grads = learner.zero_gradient(state.params)
@@ -370,7 +377,7 @@ def update(
             if one is plan.updates[0]:  # later the state of the step's start is gone
                 context.stop.check()
             grads, metrics = learner.policy_gradient(
-                state.params, grads, batch, one.num_tokens
+                state.params, grads, batch, one.outcome, one.num_tokens
             )
             parts.append(metrics)
         state, metrics = learner.apply_gradient(state, grads)

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from rl_jax import config as configs
-from rl_jax import learner
+from rl_jax import learner, processes
 from rl_jax.checkpoint import Checkpointer
 from rl_jax.learner import State
 from rl_jax.mesh import is_lead
@@ -73,6 +73,7 @@ class Session:
     def begin(self, step: int, state: State, position: dict[str, int]) -> None:
         """The state after `step` steps stands: what a stop from here on saves."""
         self._now = (step, state, position)
+        processes.beat(step)
         self._context.stop.check()
 
     def evaluation_due(self, step: int) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.packing import fill
@@ -63,15 +63,14 @@ def run(
             reader.take(taken)
             counted = int(packed.mask_BT.sum())
             # One weight for every token of the step: the mean over all of them.
-            weight_N = jnp.full((1,), 1.0 / max(counted, 1), jnp.float32)
+            weight_N = np.full(1, 1.0 / max(counted, 1), np.float32)
             grads = learner.zero_gradient(state.params)
             parts = []
             rows_a_pass = stage.batch.micro_rows
             for i in range(0, stage.batch.rows_per_step, rows_a_pass):
                 batch = to_device(packed.rows(i, i + rows_a_pass), context.mesh)
-                batch = learner.attach(batch, jnp.zeros((1,)), weight_N)
                 grads, metrics = learner.supervised_gradient(
-                    state.params, grads, batch, counted
+                    state.params, grads, batch, weight_N, counted
                 )
                 parts.append(metrics)
             state, metrics = learner.apply_gradient(state, grads)

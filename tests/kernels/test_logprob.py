@@ -1,235 +1,403 @@
-"""Log-probability and entropy by chunks: a slow twin, sharding, and memory.
+"""Log-probability, entropy and KL in plain JAX: reference, masks, memory, errors.
 
-Legend: N tokens, D model width, V vocabulary.
+Legend: N tokens, D model width (E the teacher's), V vocabulary.
 """
 
+import functools
 import math
 import re
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import logprob_cases as table
 import numpy as np
 import pytest
+from logprob_cases import CASES, KL_CASES, Case
 
+from rl_jax.kernels import logprob  # pyright: ignore[reportMissingImports]
 from rl_jax.kernels.logprob import plain  # pyright: ignore[reportMissingImports]
-from rl_jax.mesh import make_mesh
+from rl_jax.kernels.platform import (  # pyright: ignore[reportMissingImports]
+    KernelError,
+)
 
-CHUNK = 5
-
-token_logprob = plain.token_logprob
+token_logprob = functools.partial(logprob.token_logprob, implementation="plain")
+token_kl = functools.partial(logprob.token_kl, implementation="plain")
 
 
 @pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(plain, "CHUNK", CHUNK)
+def small_tiles(monkeypatch):
+    """Tiles so small that the table's cases have many, and short ones at the ends."""
+    monkeypatch.setattr(plain, "BLOCK", 64)
+    monkeypatch.setattr(plain, "CHUNK", 128)
 
 
-def slow_token_logprob(hidden_ND, head_VD, target_N, temperature, softcap):
-    """(logp, entropy, and the derivatives of both by the logits), float64."""
-    N, V = len(hidden_ND), len(head_VD)
-    logp_N, entropy_N = np.zeros(N), np.zeros(N)
-    d_logp_NV, d_entropy_NV = np.zeros((N, V)), np.zeros((N, V))
-    for n in range(N):
-        x = [float(np.dot(hidden_ND[n].astype(np.float64), w)) for w in head_VD]
-        slope = [1.0] * V
-        if softcap:
-            slope = [1 - math.tanh(logit / softcap) ** 2 for logit in x]
-            x = [softcap * math.tanh(logit / softcap) for logit in x]
-        z = [logit / temperature for logit in x]
-        lse = max(z) + math.log(sum(math.exp(x - max(z)) for x in z))
-        p = [math.exp(x - lse) for x in z]
-        logp_N[n] = z[target_N[n]] - lse
-        entropy_N[n] = -sum(p[v] * (z[v] - lse) for v in range(V))
-        for v in range(V):
-            hit = float(v == target_N[n])
-            by_logit = slope[v] / temperature
-            d_logp_NV[n, v] = (hit - p[v]) * by_logit
-            d_entropy_NV[n, v] = -p[v] * (z[v] - lse + entropy_N[n]) * by_logit
-    return logp_N, entropy_N, d_logp_NV, d_entropy_NV
+@pytest.mark.parametrize("case", CASES, ids=table.names(CASES))
+@pytest.mark.usefixtures("small_tiles")
+def test_values_and_gradients_match_the_reference(case):
+    table.check(case, table.outputs(case, "plain"), table.expected(case))
 
 
-def slow_value_and_grads(inputs, temperature=1.0, softcap=0.0):
-    """Values, and gradients of sum(a * logp + b * entropy) by hidden and head."""
-    hidden_ND, head_VD, target_N, a_N, b_N = inputs
-    logp_N, entropy_N, d_logp_NV, d_entropy_NV = slow_token_logprob(
-        hidden_ND, head_VD, target_N, temperature, softcap
-    )
-    d_z_NV = a_N[:, None] * d_logp_NV + b_N[:, None] * d_entropy_NV
-    return logp_N, entropy_N, d_z_NV @ head_VD, d_z_NV.T @ hidden_ND
+@pytest.mark.parametrize("case", KL_CASES, ids=table.names(KL_CASES))
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kl_and_its_gradients_match_the_reference(case):
+    table.check(case, table.kl_outputs(case, "plain"), table.kl_expected(case))
 
 
-def value_and_grads(inputs, temperature=1.0, softcap=0.0, kernel=token_logprob):
-    """As the slow one, from the kernel."""
-    hidden_ND, head_VD, target_N, a_N, b_N = inputs
-
-    def loss(hidden_ND, head_VD):
-        logp_N, entropy_N = kernel(
-            hidden_ND, head_VD, target_N, temperature=temperature, softcap=softcap
-        )
-        return (a_N * logp_N + b_N * entropy_N).sum(), (logp_N, entropy_N)
-
-    # A new function each time: a traced program remembers the chunk size it had.
-    (_, values), grads = jax.jit(
-        jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    )(hidden_ND, head_VD)
-    return *values, *grads
+@pytest.mark.parametrize("name", ["ragged", "[D, V], many tiles", "some masked"])
+def test_the_size_of_the_tiles_changes_nothing_but_rounding(name, monkeypatch):
+    (case,) = (c for c in CASES if c.name == name)
+    for block, chunk in ((1000, 1000), (7, 11), (1, 400)):
+        monkeypatch.setattr(plain, "BLOCK", block)
+        monkeypatch.setattr(plain, "CHUNK", chunk)
+        table.check(case, table.outputs(case, "plain"), table.expected(case))
 
 
-def random_inputs(N, V, D=3, seed=0):
-    rng = np.random.default_rng(seed)
-    target_N = rng.integers(0, V, N).astype(np.int32)
-    target_N[0], target_N[-1] = 0, V - 1
-    draw = [rng.normal(size=shape) for shape in ((N, D), (V, D), (N,), (N,))]
-    hidden_ND, head_VD, a_N, b_N = (x.astype(np.float32) for x in draw)
-    return hidden_ND, head_VD, target_N, a_N, b_N
+def test_the_cases_reach_the_ends_of_the_vocabulary_and_the_sizes_they_claim():
+    for case in CASES:
+        model, target_N, mask_N, _ = table.draw(case)
+        assert {0, case.V - 1} == {target_N[0], target_N[-1]} or case.N == 1
+        assert mask_N is None or np.isnan(model.hidden_ND[~mask_N].astype("f4")).all()
+        if case.values != "normal":
+            assert 9e3 < table.largest(case) < 1.1e4 or case.softcap
 
 
 @pytest.mark.parametrize(
-    ("N", "V", "temperature", "softcap"),
-    [
-        (4, CHUNK - 1, 1.0, 0.0),
-        (4, CHUNK, 1.0, 0.0),
-        (4, 3 * CHUNK, 0.7, 0.0),
-        (4, 3 * CHUNK + 2, 0.7, 1.3),
-        (1, 2 * CHUNK + 1, 1.0, 2.0),
-        (7, 1, 1.0, 0.0),
-    ],
+    ("temperature", "logp", "entropy", "lse"),
+    [(1.0, -0.464369, 0.905959, 2.464369), (0.7, -0.305254, 0.742815, 3.162397)],
 )
-@pytest.mark.usefixtures("small_chunks")
-def test_values_and_gradients_match_the_slow_version(N, V, temperature, softcap):
-    inputs = random_inputs(N, V)
-    got = value_and_grads(inputs, temperature, softcap)
-    want = slow_value_and_grads(inputs, temperature, softcap)
-    for fast, slow in zip(got, want, strict=True):
-        assert fast.dtype == jnp.float32
-        np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "logp", "entropy"),
-    [(1.0, -0.464369, 0.905959), (0.7, -0.305254, 0.742815)],
-)
-def test_the_worked_example_comes_out(temperature, logp, entropy):
+def test_the_worked_example_comes_out(temperature, logp, entropy, lse):
     head_VD = jnp.array([[1.0], [2.0], [0.5]])
     got = token_logprob(
         jnp.ones((1, 1)), head_VD, jnp.array([1]), temperature=temperature
     )
-    np.testing.assert_allclose(np.concatenate(got), [logp, entropy], rtol=0, atol=1e-6)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_extreme_logits_stay_finite_and_exact():
-    # One token ahead by 20,000 nats, ahead of its own chunk only, and all at -1e4.
-    z_NV = np.full((3, 2 * CHUNK + 3), -1e4, np.float32)
-    z_NV[0, 4] = 1e4
-    z_NV[1, 7:9] = 1e4
-    target_N = np.array([4, 8, 0], np.int32)
-    one_N = np.ones(3, np.float32)
-    inputs = (np.eye(3, dtype=np.float32), z_NV.T.copy(), target_N, one_N, one_N)
-    fast, exact = value_and_grads(inputs), slow_value_and_grads(inputs)
-    # float32 resolves 1e-3 at 1e4, and sums of it are as coarse.
-    for i in (0, 1, 3):
-        np.testing.assert_allclose(fast[i], exact[i], rtol=0, atol=4e-3)
-    assert all(np.isfinite(x).all() for x in fast)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_a_target_that_has_no_chance_has_its_true_logprob():
-    z_NV = np.array([[1e4, 0.0, -1e4, 0.0, 0.0, -1e4]], np.float32)
-    logp_N, entropy_N = token_logprob(
-        jnp.ones((1, 1)), jnp.asarray(z_NV.T), jnp.array([2])
+    np.testing.assert_allclose(
+        np.concatenate(got), [logp, entropy, lse], rtol=0, atol=1e-6
     )
-    np.testing.assert_allclose(logp_N, [-2e4], rtol=0, atol=4e-3)
-    np.testing.assert_allclose(entropy_N, [0.0], rtol=0, atol=4e-3)
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_bfloat16_inputs_are_near_and_keep_their_dtype_in_gradients():
-    *floats, target_N, a_N, b_N = random_inputs(6, 2 * CHUNK + 1)
-    low = [jnp.asarray(x, jnp.bfloat16) for x in floats]
-    exact = [np.asarray(x, np.float32) for x in low]
-    got = value_and_grads((*low, target_N, a_N, b_N))
-    want = slow_value_and_grads((*exact, target_N, a_N, b_N))
-    assert [x.dtype for x in got] == [jnp.float32] * 2 + [jnp.bfloat16] * 2
-    for fast, slow in zip(got, want, strict=True):
-        error = np.linalg.norm(np.asarray(fast, np.float64) - slow)
-        assert error < 1e-2 * np.linalg.norm(slow)
+def test_dtypes_of_values_and_gradients():
+    for case in CASES:
+        if case.name in ("bfloat16 hidden, float32 head", "bfloat16"):
+            got = table.outputs(case, "plain")
+            assert [got[n].dtype for n in ("logp_N", "entropy_N", "lse_N")] == [
+                "f4"
+            ] * 3
+            assert got["d_hidden_ND"].dtype == case.hidden
+            assert got["d_weight"].dtype == case.head
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_sharded_over_rows_and_vocabulary_equals_unsharded():
-    # Six rows of the head a shard: a whole chunk and a short one on each.
-    mesh = make_mesh(1, 2, 4)
-    inputs = random_inputs(6, 24)
+def test_finite_differences_agree_in_float64(small_tiles):
+    """Of a random combination of all outputs, along random directions."""
+    rng = np.random.default_rng(3)
+    N, V, D, E = 70, 300, 3, 2
+    draw = [rng.normal(size=s) for s in ((N, D), (D, V), (V,), (N, E), (V, E), (5, N))]
+    hidden_ND, weight_DV, bias_V, teacher_hidden_NE, teacher_VE, factor_5N = draw
+    target_N, mask_N = rng.integers(0, V, N), rng.random(N) < 0.8
 
-    def sharded(hidden_ND, head_VD, target_N, temperature, softcap):
-        def local(hidden_ND, head_VD, target_N):
+    def loss(hidden_ND, weight_DV, bias_V):
+        shared = {"bias_V": bias_V, "layout": "DV", "temperature": 0.7, "softcap": 3.0}
+        found = token_logprob(hidden_ND, weight_DV, target_N, mask_N=mask_N, **shared)
+        found += token_kl(
+            hidden_ND,
+            weight_DV,
+            teacher_hidden_NE,
+            teacher_VE,
+            mask_N=mask_N,
+            **shared,
+        )
+        return sum((f * x).sum() for f, x in zip(factor_5N, found, strict=True))
+
+    with jax.enable_x64(True):
+        inputs = [jnp.asarray(x) for x in (hidden_ND, weight_DV, bias_V)]
+        towards = [jnp.asarray(rng.normal(size=x.shape)) for x in inputs]
+        value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*inputs)
+        assert value.dtype == jnp.float64
+
+        @jax.jit
+        def at(step):
+            return loss(*(x + step * t for x, t in zip(inputs, towards, strict=True)))
+
+        step = 1e-3  # the fourth-order formula is exact to about its fourth power
+        slope = 8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))
+        slope /= 12 * step
+        want = sum((g * t).sum() for g, t in zip(grads, towards, strict=True))
+        np.testing.assert_allclose(slope, want, rtol=1e-7)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_masked_tokens_are_as_if_they_were_not_there():
+    case = Case("mask", N=150, V=300, D=4, mask="some", bias=True)
+    model, target_N, mask_N, d_out = table.draw(case)
+    assert mask_N is not None
+
+    def run(hidden_ND, target_N, mask_N, d_out):
+        def call(hidden_ND, weight, bias_V):
             return token_logprob(
-                hidden_ND,
-                head_VD,
-                target_N,
-                temperature=temperature,
-                softcap=softcap,
-                vocab_axis="tensor",
-                varying=("fsdp", "tensor"),
+                hidden_ND, weight, target_N, mask_N=mask_N, bias_V=bias_V
             )
 
-        rows = jax.P("fsdp")
-        return jax.shard_map(
-            local,
-            in_specs=(jax.P("fsdp", None), jax.P("tensor", None), rows),
-            out_specs=(rows, rows),
-        )(hidden_ND, head_VD, target_N)
+        out, pull = jax.vjp(call, hidden_ND, model.weight, model.bias_V)
+        return out, pull(logprob.Logprob(*d_out))
 
-    with jax.set_mesh(mesh):
-        put = (jax.P("fsdp", None), jax.P("tensor", None), *[jax.P("fsdp")] * 3)
-        laid_out = [
-            jax.device_put(x, jax.NamedSharding(mesh, p))
-            for x, p in zip(inputs, put, strict=True)
-        ]
-        got = value_and_grads(laid_out, 0.7, 1.5, sharded)
-    assert got[2].sharding.spec == jax.P("fsdp", None)
-    assert got[3].sharding.spec == jax.P("tensor", None)
-    for fast, slow in zip(got, value_and_grads(inputs, 0.7, 1.5), strict=True):
-        np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-5)
+    ones_N = mask_N.astype(np.int8)  # a mask may be of any dtype
+    out, (d_hidden_ND, *d_head) = jax.jit(run)(model.hidden_ND, target_N, ones_N, d_out)
+    kept = [x[mask_N] for x in (model.hidden_ND, target_N, *d_out)]
+    want, (want_d_hidden, *want_d_head) = jax.jit(run)(*kept[:2], None, tuple(kept[2:]))
+    for got, wanted in zip((*out, d_hidden_ND), (*want, want_d_hidden), strict=True):
+        np.testing.assert_allclose(got[mask_N], wanted, rtol=0, atol=1e-6)
+        assert not got[~mask_N].any()
+    for got, wanted in zip(d_head, want_d_head, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_live", "blocks"), [(0, 0), (1, 1), (64, 1), (65, 2)])
+@pytest.mark.usefixtures("small_tiles")
+def test_whole_blocks_of_masked_tokens_are_not_computed(num_live, blocks, monkeypatch):
+    tiles = []
+    made = plain._tile_logits
+
+    def counted(*args):
+        jax.debug.callback(lambda: tiles.append(1))
+        return made(*args)
+
+    monkeypatch.setattr(plain, "_tile_logits", counted)
+    # The live ones are spread over all tokens.
+    mask_N = np.random.default_rng(0).permutation(np.arange(500) < num_live)
+
+    def loss(hidden_ND, weight):
+        out = token_logprob(hidden_ND, weight, jnp.zeros(500, int), mask_N=mask_N)
+        return out.logp_N.sum()
+
+    inputs = jnp.ones((500, 2)), jnp.ones((300, 2))
+    jax.block_until_ready(jax.jit(jax.grad(loss, argnums=(0, 1)))(*inputs))
+    jax.effects_barrier()
+    # Three chunks of the vocabulary, forward and backward.
+    assert len(tiles) == 2 * 3 * blocks
+
+
+@functools.cache
+def _values_and_gradient():
+    """Jitted once: (hidden, weight, bias, target, mask) to values and d_hidden."""
+
+    def run(hidden_ND, weight, bias_V, target_N, mask_N):
+        def call(hidden_ND):
+            return token_logprob(
+                hidden_ND,
+                weight,
+                target_N,
+                mask_N=mask_N,
+                bias_V=bias_V,
+                temperature=0.8,
+            )
+
+        out, pull = jax.vjp(call, hidden_ND)
+        return out, pull(jax.tree.map(jnp.ones_like, out))[0]
+
+    return jax.jit(run)
+
+
+_seeds = st.integers(0, 2**32 - 1)
+_properties = hypothesis.settings(max_examples=25, deadline=None)
+
+
+def _drawn(seed, N=9, V=13, D=4):
+    rng = np.random.default_rng(seed)
+    size = float(rng.choice([0.1, 1, 30]))
+    shapes = ((N, D), (V, D), (V,))
+    arrays = [np.asarray(size * rng.normal(size=s), np.float32) for s in shapes]
+    return rng, *arrays, rng.integers(0, V, N).astype(np.int32), rng.random(N) < 0.7
+
+
+@_properties
+@hypothesis.given(_seeds)
+def test_permuted_tokens_and_words_give_permuted_results(seed):
+    rng, hidden_ND, weight, bias_V, target_N, mask_N = _drawn(seed)
+    run = _values_and_gradient()
+    want, want_d = run(hidden_ND, weight, bias_V, target_N, mask_N)
+    to_N, to_V = rng.permutation(len(target_N)), rng.permutation(len(bias_V))
+    got, got_d = run(
+        hidden_ND[to_N],
+        weight[to_V],
+        bias_V[to_V],
+        np.argsort(to_V).astype(np.int32)[target_N[to_N]],
+        mask_N[to_N],
+    )
+    scale = max(1.0, *(float(np.abs(x).max()) for x in (*want, want_d)))
+    for x, y in zip((*got, got_d), (*want, want_d), strict=True):
+        np.testing.assert_allclose(x, y[to_N], rtol=0, atol=1e-5 * scale)
+
+
+@_properties
+@hypothesis.given(_seeds, st.floats(-50, 50))
+def test_a_constant_added_to_all_logits_moves_the_normaliser_alone(seed, constant):
+    _, hidden_ND, weight, bias_V, target_N, mask_N = _drawn(seed)
+    run = _values_and_gradient()
+    want, _ = run(hidden_ND, weight, bias_V, target_N, mask_N)
+    got, _ = run(hidden_ND, weight, bias_V + np.float32(constant), target_N, mask_N)
+    atol = 1e-5 * max(1.0, float(np.abs(want.lse_N).max()), abs(constant))
+    np.testing.assert_allclose(got.logp_N, want.logp_N, rtol=0, atol=atol)
+    np.testing.assert_allclose(got.entropy_N, want.entropy_N, rtol=0, atol=atol)
+    moved_N = mask_N * (constant / 0.8)
+    np.testing.assert_allclose(got.lse_N, want.lse_N + moved_N, rtol=0, atol=atol)
+
+
+@_properties
+@hypothesis.given(_seeds)
+def test_probabilities_sum_to_one_and_entropy_is_their_mean_surprise(seed):
+    _, hidden_ND, weight, bias_V, _, _ = _drawn(seed)
+    V = len(bias_V)
+    # One token for each word, all of the same distribution.
+    hidden_VD = np.repeat(hidden_ND[:1], V, axis=0)
+    words_V, all_V = np.arange(V, dtype=np.int32), np.ones(V, bool)
+    out, _ = _values_and_gradient()(hidden_VD, weight, bias_V, words_V, all_V)
+    p_V = np.exp(np.asarray(out.logp_N, np.float64))
+    assert (out.logp_N <= 0).all() and abs(p_V.sum() - 1) < 1e-4
+    surprise = -(p_V * out.logp_N).sum()
+    np.testing.assert_allclose(out.entropy_N, surprise, rtol=0, atol=1e-3)
+    assert (out.entropy_N >= -1e-5).all()
+    assert (out.entropy_N <= math.log(V) + 1e-5).all()
+
+
+@functools.cache
+def _kl():
+    return jax.jit(token_kl)
+
+
+@_properties
+@hypothesis.given(_seeds)
+def test_a_kl_is_positive_and_zero_for_equals_and_exchanges_with_its_models(seed):
+    _, hidden_ND, weight, _, _, _ = _drawn(seed)
+    _, teacher_ND, teacher_weight, _, _, _ = _drawn(seed + 1)
+    # float32 resolves logits, whose differences these are, no better.
+    both = (hidden_ND @ weight.T, teacher_ND @ teacher_weight.T)
+    atol = 1e-5 * max(1.0, *(float(np.abs(z).max()) for z in both))
+    found = _kl()(hidden_ND, weight, teacher_ND, teacher_weight)
+    assert (found.reverse_N >= -atol).all() and (found.forward_N >= -atol).all()
+    turned = _kl()(teacher_ND, teacher_weight, hidden_ND, weight)
+    np.testing.assert_allclose(turned.forward_N, found.reverse_N, rtol=0, atol=atol)
+    np.testing.assert_allclose(turned.reverse_N, found.forward_N, rtol=0, atol=atol)
+    same = _kl()(hidden_ND, weight, hidden_ND, weight)
+    assert not same.reverse_N.any() and not same.forward_N.any()
+
+
+def naive_logprob(hidden_ND, weight, target_N, mask_N=None):
+    """What the kernel replaces: all logits at once."""
+    logp_NV = jax.nn.log_softmax(hidden_ND @ weight.T)
+    picked_N = jnp.take_along_axis(logp_NV, target_N[:, None], axis=1)[:, 0]
+    return picked_N, -(jnp.exp(logp_NV) * logp_NV).sum(axis=1)
+
+
+def naive_kl(hidden_ND, weight, teacher_hidden_ND, teacher_weight, mask_N=None):
+    logp_NV = jax.nn.log_softmax(hidden_ND @ weight.T)
+    logq_NV = jax.nn.log_softmax(teacher_hidden_ND @ teacher_weight.T)
+    apart_NV = logp_NV - logq_NV
+    reverse_N = (jnp.exp(logp_NV) * apart_NV).sum(axis=1)
+    return reverse_N, -(jnp.exp(logq_NV) * apart_NV).sum(axis=1)
 
 
 def largest_array(hlo: str) -> int:
     """Elements of the largest array that a program's text mentions."""
-    shapes = re.findall(r"\b(?:f32|bf16|s32|u32|pred)\[([\d,]+)\]", hlo)
+    shapes = re.findall(r"\b(?:f64|f32|bf16|s32|u32|pred)\[([\d,]+)\]", hlo)
     return max(math.prod(int(n) for n in shape.split(",")) for shape in shapes)
 
 
-def test_the_logits_are_never_held():
-    N, V, D = 512, 16384, 8
-    shapes = [
-        jax.ShapeDtypeStruct(shape, dtype)
-        for shape, dtype in (((N, D), "f4"), ((V, D), "f4"), ((N,), "i4"))
-    ]
+@pytest.mark.parametrize("kind", ["logprob", "kl", "logprob with a mask"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_logits_are_never_held(kind, backward):
+    N, V, D = 2048, 49152, 576
+    shape = jax.ShapeDtypeStruct
+    model = [shape((N, D), "f4"), shape((V, D), "f4")]
+    rest = model if kind == "kl" else [shape((N,), "i4")]
+    mask = {"mask_N": shape((N,), "?")} if "mask" in kind else {}
 
     def compiled(kernel):
-        def loss(hidden_ND, head_VD, target_N):
-            logp_N, entropy_N = kernel(hidden_ND, head_VD, target_N)
-            return (logp_N + 0.1 * entropy_N).sum()
+        def loss(hidden_ND, weight, rest, mask):
+            first_N, second_N, *_ = kernel(hidden_ND, weight, *rest, **mask)
+            return (first_N + 0.1 * second_N).sum()
 
-        return (
-            jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*shapes).compile()
-        )
+        function = jax.value_and_grad(loss, argnums=(0, 1)) if backward else loss
+        return jax.jit(function).lower(*model, rest, mask).compile()
 
-    def naive(hidden_ND, head_VD, target_N):
-        logp_NV = jax.nn.log_softmax(hidden_ND @ head_VD.T)
-        picked_N = jnp.take_along_axis(logp_NV, target_N[:, None], axis=1)[:, 0]
-        return picked_N, -(jnp.exp(logp_NV) * logp_NV).sum(axis=1)
-
-    def temporaries(program):
-        return program.memory_analysis().temp_size_in_bytes
-
-    chunked, whole = compiled(token_logprob), compiled(naive)
+    tiled = compiled(token_kl if kind == "kl" else token_logprob)
+    whole = compiled(naive_kl if kind == "kl" else naive_logprob)
     # The naive program shows that both measures see the logits when they are there.
     assert largest_array(whole.as_text() or "") >= N * V
     assert temporaries(whole) >= N * V * 4
-    assert largest_array(chunked.as_text() or "") <= max(N * plain.CHUNK, V * D)
-    # A chunk's logits and a few arrays of their size, and the head's gradient.
-    assert (
-        temporaries(chunked) < (4 * N * plain.CHUNK + 2 * V * D) * 4 < N * V * 4 / 1.5
-    )
+    assert largest_array(tiled.as_text() or "") <= V * D < N * V / 3
+    assert temporaries(tiled) <= temporaries(whole) / 20
+
+
+def temporaries(program) -> int:
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def _small():
+    inputs = table.draw(Case("small", N=3, V=20, D=4))
+    return inputs.model.hidden_ND, inputs.model.weight, inputs.target_N
+
+
+@pytest.mark.parametrize("op", ["token_logprob", "token_kl"])
+def test_an_argument_or_the_environment_chooses_the_implementation(op, monkeypatch):
+    hidden_ND, weight, target_N = _small()
+    rest = (target_N,) if op == "token_logprob" else (hidden_ND, weight)
+    function = getattr(logprob, op)
+
+    def program(**options):
+        def call(hidden_ND, weight):
+            return function(hidden_ND, weight, *rest, **options)[0]
+
+        return str(jax.make_jaxpr(call)(hidden_ND, weight))
+
+    monkeypatch.delenv("RL_JAX_KERNELS", raising=False)
+    assert "platform_index" in program()
+    assert "platform_index" not in program(implementation="plain")
+    assert "pallas_call" not in program(implementation="plain")
+    monkeypatch.setenv("RL_JAX_KERNELS", "gpu_interpret")
+    assert "pallas_call" in program() and "platform_index" not in program()
+    assert "pallas_call" not in program(implementation="plain")
+    monkeypatch.setenv("RL_JAX_KERNELS", "plain")
+    assert "platform_index" not in program() and "pallas_call" not in program()
+    monkeypatch.setenv("RL_JAX_KERNELS", "triton")
+    with pytest.raises(KernelError, match="'triton'.*RL_JAX_KERNELS.*plain, tpu, gpu"):
+        program()
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"hidden_ND": np.ones((1, 3, 4), "f4")}, r"\[N, D\].*\(1, 3, 4\)"),
+        ({"hidden_ND": np.ones((0, 4), "f4")}, "N, D >= 1"),
+        ({"hidden_ND": np.ones((3, 5), "f4")}, "width D = 5.*20, 4"),
+        ({"hidden_ND": np.ones((3, 4), "i4")}, "float32 or bfloat16, got int32"),
+        ({"weight": np.ones(4, "f4")}, r"weight must be \[V, D\]"),
+        ({"layout": "DV"}, r"weight must be \[D, V\] with .*width D = 4"),
+        ({"layout": "TV"}, '"VD" or "DV", got \'TV\''),
+        ({"bias_V": np.ones(4, "f4")}, r"bias must be \[V\] with the weight's V = 20"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"temperature": math.nan}, "temperature must be above 0, got nan"),
+        ({"softcap": -1.0}, "softcap must be 0 .none. or more, got -1.0"),
+        ({"target_N": np.ones(4, "i4")}, r"target_N must have .* N = 3, got \(4,\)"),
+        ({"target_N": np.ones(3, "f4")}, "target_N must be integers, got float32"),
+        ({"mask_N": np.ones(2, bool)}, r"mask_N must have .* N = 3, got \(2,\)"),
+    ],
+)
+def test_what_cannot_be_taken_is_an_error_that_names_the_rule(changes, rule):
+    arguments = dict(zip(("hidden_ND", "weight", "target_N"), _small(), strict=True))
+    with pytest.raises(KernelError, match=f"token_logprob: .*{rule}"):
+        token_logprob(**(arguments | changes))
+
+
+@pytest.mark.parametrize(
+    ("teacher_hidden", "teacher_weight", "rule"),
+    [
+        ((3, 5), (20, 4), "teacher's weight must be .* D = 5"),
+        ((3, 5), (21, 5), "same vocabulary, got V = 20 and 21"),
+        ((4, 5), (20, 5), "teacher_hidden_NE must have .* N = 3"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_an_error(teacher_hidden, teacher_weight, rule):
+    hidden_ND, weight, _ = _small()
+    with pytest.raises(KernelError, match=f"token_kl: .*{rule}"):
+        token_kl(hidden_ND, weight, jnp.ones(teacher_hidden), jnp.ones(teacher_weight))

@@ -254,7 +254,12 @@ def _logprobs(params, rows, model, temperature):
         params, rows["token"], rows["position"], rows["segment"], model
     )
     logp_BT, entropy_BT = decoder.target_logprobs(
-        params, hidden_BTD, rows["target"], model, temperature=temperature
+        params,
+        hidden_BTD,
+        rows["target"],
+        rows["segment"] > 0,
+        model,
+        temperature=temperature,
     )
     head_VD = decoder.gather_head(params, model)
     logits_BTV = hidden_BTD.astype(head_VD.dtype) @ head_VD.T

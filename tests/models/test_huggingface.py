@@ -150,7 +150,12 @@ def test_target_logprobs_are_those_of_transformers():
             params, token_BT, position_BT, jnp.ones_like(token_BT), model
         )
         return decoder.target_logprobs(
-            params, hidden_BTD, token_BT, model, temperature=0.7
+            params,
+            hidden_BTD,
+            token_BT,
+            jnp.ones_like(token_BT),
+            model,
+            temperature=0.7,
         )
 
     with jax.set_mesh(mesh):

@@ -1,5 +1,11 @@
-"""Advantages: worked numbers, ragged groups, groups that agree, invalid samples."""
+"""Advantages: worked numbers, ragged groups, groups that agree, invalid samples.
 
+The kernels below have tests of their own, in tests/kernels/test_advantage*.py.
+"""
+
+import functools
+
+import advantage_reference as reference
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -7,10 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_jax.objectives.advantage import SCALES, group_advantage, group_varies
+from rl_jax.objectives.advantage import (
+    SCALES,
+    discounted_returns,
+    gae,
+    group_advantage,
+    group_varies,
+)
 
 jitted_advantage = jax.jit(
-    group_advantage, static_argnames=("num_groups", "scale", "eps")
+    group_advantage, static_argnames=("num_groups", "scale", "centre", "eps")
 )
 G0, G1, G2 = [1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1]
 
@@ -21,7 +33,9 @@ def dtype(request):
         yield request.param
 
 
-def advantages(*groups, scale, dtype="float32", eps=1e-6, valid=None):
+def advantages(
+    *groups, scale, centre="group_mean", dtype="float32", eps=1e-6, valid=None
+):
     """Advantages of whole groups, given and returned as rows of equal length."""
     reward_PG = np.array(groups, np.float64)
     P, G = reward_PG.shape
@@ -32,34 +46,11 @@ def advantages(*groups, scale, dtype="float32", eps=1e-6, valid=None):
         jnp.array(valid_N),
         num_groups=P,
         scale=scale,
+        centre=centre,
         eps=eps,
     )
     assert adv_N.dtype == dtype
     return np.asarray(adv_N).reshape(P, G)
-
-
-def slow_advantage(reward_N, group_N, valid_N, scale, eps=1e-6) -> np.ndarray:
-    centred_N = np.zeros(len(reward_N), np.float64)
-    std_N = np.zeros(len(reward_N), np.float64)
-    for n in range(len(reward_N)):
-        if not valid_N[n]:
-            continue
-        group = [
-            np.float64(reward_N[j])
-            for j in range(len(reward_N))
-            if valid_N[j] and group_N[j] == group_N[n]
-        ]
-        centred_N[n] = np.float64(reward_N[n]) - sum(group) / len(group)
-        std_N[n] = np.sqrt(sum((x - np.mean(group)) ** 2 for x in group) / len(group))
-    if scale == "group_mean":
-        return centred_N
-    if scale == "group_std":
-        return centred_N / (std_N + eps)
-    num_valid = max(sum(valid_N), 1)
-    batch_std = np.sqrt(
-        sum(x**2 for x, valid in zip(centred_N, valid_N) if valid) / num_valid
-    )
-    return centred_N / (batch_std + eps)
 
 
 def test_dividing_by_the_group_std_has_the_worked_values(dtype):
@@ -70,6 +61,51 @@ def test_dividing_by_the_group_std_has_the_worked_values(dtype):
         [0.0, 0.0, 0.0, 0.0],
     ]
     np.testing.assert_allclose(adv_PG, expected_PG, rtol=0, atol=1e-6)
+
+
+def test_the_sample_deviation_has_the_worked_values(dtype):
+    adv_PG = advantages(G0, G1, G2, scale="group_sample_std", dtype=dtype)
+    expected_PG = [
+        [0.866024, -0.866024, -0.866024, 0.866024],
+        [0.499999, 0.499999, 0.499999, -1.499997],
+        [0.0, 0.0, 0.0, 0.0],
+    ]
+    np.testing.assert_allclose(adv_PG, expected_PG, rtol=0, atol=1e-6)
+
+
+def test_leaving_the_sample_out_of_its_baseline_has_the_worked_values(dtype):
+    adv_PG = advantages(G0, G1, centre="leave_one_out", scale="none", dtype=dtype)
+    expected_PG = [
+        [0.666667, -0.666667, -0.666667, 0.666667],
+        [0.333333, 0.333333, 0.333333, -1.0],
+    ]
+    np.testing.assert_allclose(adv_PG, expected_PG, rtol=0, atol=1e-6)
+
+
+def test_whitening_whole_samples_has_mean_0_and_deviation_1(dtype):
+    whitened = functools.partial(
+        advantages, G0, G1, G2, centre="batch_mean", eps=1e-9, dtype=dtype
+    )
+    adv_PG = whitened(scale="batch_std")
+    # Of 9 ones and 3 zeros the mean is 3/4 and the deviation sqrt(3)/4.
+    high, low = np.sqrt([1 / 3, 3])
+    expected_PG = np.where([G0, G1, G2], high, -low)
+    np.testing.assert_allclose(adv_PG, expected_PG, rtol=0, atol=1e-6)
+    adv_PG = whitened(scale="batch_sample_std")
+    expected_PG *= np.sqrt(11 / 12)
+    np.testing.assert_allclose(adv_PG, expected_PG, rtol=0, atol=1e-6)
+
+
+def test_the_spread_of_groups_that_vary_has_the_worked_values(dtype):
+    adv_PG = advantages(G0, G1, G2, scale="varying_std", dtype=dtype)
+    two_PG = advantages(G0, G1, scale="batch_std", dtype=dtype)
+    np.testing.assert_array_equal(adv_PG, [*two_PG, [0.0] * 4])
+
+
+def test_earlier_names_of_scales_mean_a_group_mean_and_a_scale(dtype):
+    earlier_PG = advantages(G0, G1, scale="group_mean", dtype=dtype)
+    named_PG = advantages(G0, G1, scale="none", dtype=dtype)
+    np.testing.assert_array_equal(earlier_PG, named_PG)
 
 
 def test_centring_alone_has_the_worked_values(dtype):
@@ -114,8 +150,7 @@ def test_advantages_equal_those_of_peers_with_the_same_rule(dtype):
     np.testing.assert_allclose(mean_PG[1, [0, 2]], [0.25, -0.75], rtol=0, atol=1e-6)
     np.testing.assert_allclose(mean_PG[2, :2], [0.75, -0.25], rtol=0, atol=1e-6)
     # REINFORCE++-baseline whitens over the batch too, with ddof=1 over 16 samples.
-    batch_PG = advantages(A, B, C, D, scale="batch_std", dtype=dtype)
-    batch_PG = batch_PG * np.sqrt(15 / 16)
+    batch_PG = advantages(A, B, C, D, scale="batch_sample_std", dtype=dtype)
     np.testing.assert_allclose(batch_PG[0, 0], 1.224745, rtol=0, atol=5e-6)
     expected = [0.612372, -1.837117]
     np.testing.assert_allclose(batch_PG[1, [0, 2]], expected, rtol=0, atol=5e-6)
@@ -142,7 +177,10 @@ def test_ragged_groups_match_the_slow_version(rewards, groups, valid, scale):
         num_groups=5,
         scale=scale,
     )
-    slow_N = slow_advantage(reward_N, groups, valid, scale)
+    slow_N = reference.slow_group_advantage(
+        *(reward_N, groups, valid, "group_mean"),
+        *("none" if scale == "group_mean" else scale, 1e-6),
+    )
     np.testing.assert_allclose(adv_N, slow_N, rtol=0, atol=2e-5)
     for group in range(4):
         members = [
@@ -256,3 +294,56 @@ def test_an_unknown_scale_and_a_zero_eps_are_refused():
         advantages(G0, scale="std")
     with pytest.raises(ValueError, match="eps"):
         advantages(G0, scale="group_std", eps=0.0)
+    with pytest.raises(ValueError, match="'mean'"):
+        advantages(G0, scale="none", centre="mean")
+
+
+def of_row(*numbers):
+    return jnp.array([numbers], jnp.float32)
+
+
+def test_advantages_with_a_critic_have_the_worked_values():
+    adv_BT, target_BT = gae(
+        *(of_row(0, 0, 1), of_row(0.2, 0.5, 0.4)),
+        *(jnp.ones((1, 3), int), jnp.ones((1, 3), bool)),
+    )
+    np.testing.assert_allclose(adv_BT, [[0.7465, 0.47, 0.6]], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(target_BT, [[0.9465, 0.97, 1.0]], rtol=0, atol=1e-6)
+
+
+def test_the_output_of_a_tool_changes_no_advantage():
+    adv_BT, target_BT = gae(
+        *(of_row(0, 0, 0, 0, 1), of_row(0.2, 9, 9, 0.5, 0.4)),
+        *(jnp.ones((1, 5), int), jnp.array([[1, 0, 0, 1, 1]])),
+    )
+    expected = [[0.7465, 0.0, 0.0, 0.47, 0.6]]
+    np.testing.assert_allclose(adv_BT, expected, rtol=0, atol=1e-6)
+    expected = [[0.9465, 0.0, 0.0, 0.97, 1.0]]
+    np.testing.assert_allclose(target_BT, expected, rtol=0, atol=1e-6)
+
+
+def test_a_sample_that_was_cut_off_has_the_worked_values():
+    adv_BT, _ = gae(
+        *(of_row(0, 0, 1), of_row(0.2, 0.5, 0.4)),
+        *(jnp.ones((1, 3), int), jnp.ones((1, 3), bool)),
+        gamma=0.9,
+        lam=0.8,
+        bootstrap_BT=of_row(7, 7, 0.3),
+    )
+    expected = [[0.600208, 0.4864, 0.87]]
+    np.testing.assert_allclose(adv_BT, expected, rtol=0, atol=1e-6)
+
+
+def test_returns_with_the_kl_in_the_reward_have_the_worked_values():
+    # REINFORCE++ on three samples in two rows: beta 0.1, rewards 1, 0 and 1.
+    old = [[-0.7, -1.0, -0.3], [-0.6, -0.9], [-1.4, -0.6, -0.7, -1.6]]
+    ref = [[-0.6, -1.1, -0.5], [-0.8, -0.8], [-1.2, -0.5, -0.9, -1.0]]
+    reward = [-0.1 * np.subtract(o, r) for o, r in zip(old, ref, strict=True)]
+    for one, outcome in zip(reward, [1, 0, 1], strict=True):
+        one[-1] += outcome
+    pad = [np.nan]
+    reward_BT = np.array([[*reward[0], *reward[1]], [*reward[2], *pad]], np.float32)
+    segment_BT = jnp.array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]])
+    return_BT = discounted_returns(jnp.array(reward_BT), segment_BT, segment_BT > 0)
+    expected_BT = [[0.98, 0.97, 0.98, -0.01, 0.01], [1.07, 1.05, 1.04, 1.06, 0.0]]
+    np.testing.assert_allclose(return_BT, expected_BT, rtol=0, atol=1e-6)

@@ -1,5 +1,6 @@
 """The numbers of a step, worked by hand."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,12 @@ from rl_jax.rewards.score import Verdict
 from rl_jax.stages import rl
 from rl_jax.stages.reporting import rollout_metrics, update_metrics
 from rl_jax.stages.scoring import Timing
+
+
+@pytest.fixture(autouse=True)
+def mesh():
+    with jax.set_mesh(tiny.one_device()) as found:
+        yield found
 
 
 def metrics_of(scored, *, loss="grpo", refills=0, dropped=0, **changes):

@@ -1,16 +1,24 @@
 """What the scores of a step ask of the learner: advantages, weights, rows."""
 
+import jax
 import numpy as np
 import pytest
 
 import tiny_stage as tiny
 from rl_jax import config as configs
+from rl_jax import learner as learners
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.stages import rl
 
 GRPO, DAPO = PRESETS["grpo"], PRESETS["dapo"]
 G = 4
 ATOL = 1e-6  # float32, numbers of order one
+
+
+@pytest.fixture(autouse=True)
+def mesh():
+    with jax.set_mesh(tiny.one_device()) as found:
+        yield found
 
 
 def make_plan(scored, loss=GRPO, *, seed=0, step=0, **changes):
@@ -21,6 +29,13 @@ def make_plan(scored, loss=GRPO, *, seed=0, step=0, **changes):
     }
     stage = tiny.rl_stage(**changes)
     return rl.make_plan(scored, stage, loss, seed=seed, step=step)
+
+
+def advantages(plan, loss):
+    """As the learner has them."""
+    outcome = plan.updates[0].outcome
+    num_groups = int(outcome.group_N.max()) + 1
+    return learners.advantages(outcome, loss=loss, num_groups=num_groups)
 
 
 def packed_samples(update):
@@ -37,8 +52,8 @@ WORKED = {
         [0.577349, 0.577349, 0.577349, -1.732047],
         [0.0] * 4,
     ],
-    "group_mean": [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75], [0.0] * 4],
-    "batch_std": [
+    "none": [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75], [0.0] * 4],
+    "varying_std": [
         [1.069043, -1.069043, -1.069043, 1.069043],
         [0.534521, 0.534521, 0.534521, -1.603564],
         [0.0] * 4,
@@ -46,13 +61,13 @@ WORKED = {
 }
 
 
-@pytest.mark.parametrize("advantage", WORKED)
-def test_advantages_equal_the_worked_numbers(advantage):
+@pytest.mark.parametrize("scale", WORKED)
+def test_advantages_equal_the_worked_numbers(scale):
     scored = tiny.groups([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], [1.0] * 4)
-    loss = configs.policy_loss_spec(tiny.rl_stage(objective__advantage=advantage))
+    loss = configs.policy_loss_spec(tiny.rl_stage(objective__scale=scale))
     plan = make_plan(scored, loss)
     np.testing.assert_allclose(
-        plan.adv_N, np.ravel(WORKED[advantage]), rtol=0, atol=2e-6
+        advantages(plan, loss), np.ravel(WORKED[scale]), rtol=0, atol=2e-6
     )
     np.testing.assert_array_equal(plan.reward_N, [s.score.value for s in scored])
 
@@ -60,7 +75,7 @@ def test_advantages_equal_the_worked_numbers(advantage):
 def test_the_only_right_sample_of_a_group_keeps_its_advantage():
     plan = make_plan(tiny.groups([1.0, 0.0, 0.0, 0.0]))
     want = [1.732047, -0.577349, -0.577349, -0.577349]
-    np.testing.assert_allclose(plan.adv_N, want, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(advantages(plan, GRPO), want, rtol=0, atol=2e-6)
     assert packed_samples(plan.updates[0]) == {0, 1, 2, 3}
 
 
@@ -69,7 +84,7 @@ def test_samples_without_a_reward_count_nowhere():
     plan = make_plan(tiny.groups([1.0, None, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]))
     third = np.sqrt(2 / 9) + 1e-6
     want = [2 / 3 / third, 0, -1 / 3 / third, -1 / 3 / third]
-    np.testing.assert_allclose(plan.adv_N[:4], want, rtol=0, atol=ATOL)
+    np.testing.assert_allclose(advantages(plan, GRPO)[:4], want, rtol=0, atol=ATOL)
     assert np.isnan(plan.reward_N[1]) and np.isnan(plan.reward_N).sum() == 1
     assert plan.valid_N.tolist() == [True, False] + [True] * 6
     (update,) = plan.updates
@@ -77,15 +92,15 @@ def test_samples_without_a_reward_count_nowhere():
     # GRPO: each of the 7 samples that count has 1/7, over its 2 tokens.
     want = np.full(8, 1 / 14)
     want[1] = 0.0
-    np.testing.assert_allclose(update.weight_N, want, rtol=0, atol=ATOL)
+    np.testing.assert_allclose(update.outcome.weight_N, want, rtol=0, atol=ATOL)
     assert update.num_tokens == 14
 
 
 def test_a_batch_without_any_reward_changes_nothing_and_is_finite():
     plan = make_plan(tiny.groups([None] * 4, [None] * 4))
-    assert not np.any(plan.adv_N) and np.isnan(plan.reward_N).all()
+    assert not np.any(advantages(plan, GRPO)) and np.isnan(plan.reward_N).all()
     (update,) = plan.updates
-    assert not np.any(update.weight_N)
+    assert not np.any(update.outcome.weight_N)
     assert update.packed.mask_BT.any()  # there is something to measure
 
 
@@ -97,8 +112,9 @@ def test_groups_that_agree_are_counted_but_not_computed_on():
     (update,) = plan.updates
     assert packed_samples(update) == {4, 5, 6, 7}
     # A mean over the tokens of all twelve samples, not of the four.
-    np.testing.assert_allclose(update.weight_N, np.full(12, 1 / 24), atol=ATOL)
-    assert not np.any(plan.adv_N[:4]) and not np.any(plan.adv_N[8:])
+    np.testing.assert_allclose(update.outcome.weight_N, np.full(12, 1 / 24), atol=ATOL)
+    found_N = advantages(plan, DAPO)
+    assert not np.any(found_N[:4]) and not np.any(found_N[8:])
     assert update.num_tokens == 8
 
 
@@ -112,7 +128,7 @@ def test_groups_that_agree_are_computed_on_for_a_kl_or_entropy_term(coef):
 def test_a_batch_of_groups_that_agree_still_has_something_to_measure():
     plan = make_plan(tiny.groups([1.0] * 4, [0.0] * 4))
     (update,) = plan.updates
-    assert not np.any(plan.adv_N)
+    assert not np.any(advantages(plan, GRPO))
     assert len(packed_samples(update)) == 1 and update.num_tokens == 2
 
 
@@ -170,7 +186,7 @@ def test_the_overlong_penalty_is_added_once():
     np.testing.assert_allclose(plan.reward_N, want, rtol=0, atol=ATOL)
     centred = np.array(want) - np.mean(want)
     want = centred / (np.std(want) + 1e-6)
-    np.testing.assert_allclose(plan.adv_N, want, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(advantages(plan, GRPO), want, rtol=0, atol=3e-6)
 
 
 def test_the_overlong_penalty_may_have_a_factor():
@@ -218,7 +234,7 @@ def test_updates_take_the_groups_in_order_with_denominators_of_their_own(aggrega
             want[inside] = 1 / tokens_N[inside].sum()
         else:
             want[inside] = 1 / (8 * tokens_N[inside])
-        np.testing.assert_allclose(update.weight_N, want, rtol=0, atol=ATOL)
+        np.testing.assert_allclose(update.outcome.weight_N, want, rtol=0, atol=ATOL)
         assert update.num_tokens == tokens_N[inside].sum()
     positions = sum(len(s.sample.tokens) - 1 for s in scored)
     assert plan.num_positions == positions
@@ -233,13 +249,16 @@ def test_fewer_groups_than_updates_make_fewer_updates():
         batch__updates_per_step=4,
     )
     assert [packed_samples(u) for u in plan.updates] == [{0, 1, 2, 3}]
-    np.testing.assert_allclose(plan.updates[0].weight_N[:4], 1 / 8, atol=ATOL)
+    weight_N = plan.updates[0].outcome.weight_N
+    np.testing.assert_allclose(weight_N[:4], 1 / 8, atol=ATOL)
 
 
 def test_missing_groups_are_padding_that_counts_nowhere():
     plan = make_plan(
         tiny.groups([1.0, 0.0, 0.0, 1.0]), DAPO, rollout__prompts_per_step=3
     )
-    assert plan.adv_N.shape == (12,) and not np.any(plan.adv_N[4:])
-    assert not plan.valid_N[4:].any() and not np.any(plan.updates[0].weight_N[4:])
-    np.testing.assert_allclose(plan.updates[0].weight_N[:4], 1 / 8, atol=ATOL)
+    found_N = advantages(plan, DAPO)
+    assert found_N.shape == (12,) and not np.any(found_N[4:])
+    weight_N = plan.updates[0].outcome.weight_N
+    assert not plan.valid_N[4:].any() and not np.any(weight_N[4:])
+    np.testing.assert_allclose(weight_N[:4], 1 / 8, atol=ATOL)

@@ -12,8 +12,9 @@ import pytest
 
 import tiny_stage as tiny
 from rl_jax import config as configs
+from rl_jax import learner as learners
 from rl_jax.data import pipeline
-from rl_jax.learner import init_state, make_learner, to_device
+from rl_jax.learner import Outcome, init_state, make_learner, to_device
 from rl_jax.models.params import abstract_params
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.rollout.engine import Engine
@@ -54,7 +55,9 @@ def optimiser():
 
 @functools.cache
 def programs_of(loss):
-    made = make_learner(tiny.MODEL, *optimiser(), loss=loss, temperature=0.7)
+    made = make_learner(
+        tiny.MODEL, *optimiser(), loss=loss, num_groups=4, temperature=0.7
+    )
     if loss == PRESETS["grpo"]:
         return made
     # The loss is in one program only: the others need not be compiled again.
@@ -106,8 +109,8 @@ class Watched:
     def __init__(self, learner):
         self.gradients, self.scored_with = [], []
 
-        def policy_gradient(params, grads, batch, num_tokens):
-            grads, metrics = learner.policy_gradient(params, grads, batch, num_tokens)
+        def policy_gradient(params, grads, batch, *rest):
+            grads, metrics = learner.policy_gradient(params, grads, batch, *rest)
             self.gradients.append((batch, jax.device_get(metrics)))
             return grads, metrics
 
@@ -168,16 +171,48 @@ def test_the_update_moves_towards_what_was_rewarded(context):
     (one,) = plan.updates
     batch = to_device(one.packed, context.mesh)
     score = learner_of(stage).score
+    adv_N = learners.advantages(
+        one.outcome, loss=configs.policy_loss_spec(stage), num_groups=4
+    )
 
     def surplus(params):
         """How much likelier the good samples are than the bad ones, by advantage."""
         logp_BT = np.asarray(score(params, batch))
-        adv_BT = np.asarray(plan.adv_N)[one.packed.sample_BT]
+        adv_BT = np.asarray(adv_N)[one.packed.sample_BT]
         return float((logp_BT * adv_BT)[one.packed.mask_BT].sum())
 
     before = surplus(state.params)
     state, _, _ = update(stage, context, state, plan)
     assert surplus(state.params) > before + 0.1
+
+
+LOSSES = [name for name in PRESETS if name not in ("grpo", "dr_grpo", "dapo", "cispo")]
+QUICK = ("gspo", "reinforce_plus_plus")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[] if x in QUICK else [pytest.mark.slow]) for x in LOSSES],
+)
+def test_every_named_loss_moves_towards_what_was_rewarded(context, name):
+    stage = stage_of(objective__name=name)
+    state = state_of(context)
+    plan = drawn(stage, context, state.params)
+    reference = params_of(context) if configs.policy_loss_spec(stage).kl_coef else None
+    one = plan.updates[0]
+    batch = to_device(one.packed, context.mesh)
+    good_BT = (one.outcome.reward_N > 0)[one.packed.sample_BT]
+
+    def surplus(params):
+        """How much likelier the good samples' tokens are than the bad ones'."""
+        logp_BT = np.asarray(learner_of(stage).score(params, batch))
+        mask_BT = one.packed.mask_BT
+        return logp_BT[mask_BT & good_BT].mean() - logp_BT[mask_BT & ~good_BT].mean()
+
+    before = surplus(state.params)
+    state, metrics, _ = update(stage, context, state, plan, reference)
+    assert surplus(state.params) > before + 0.05
+    assert all(np.isfinite(x) for x in metrics.values())
 
 
 def test_groups_that_agree_leave_the_weights_as_they_are(context):
@@ -329,7 +364,7 @@ def test_the_update_never_holds_the_logits(context):
     # Peers fault H10: here the logits of all tokens would be 96 MiB.
     rows, row_tokens, vocab = 2, 256, 49_152
     model = dataclasses.replace(tiny.MODEL, vocab_size=vocab)
-    programs = make_learner(model, *optimiser(), loss=PRESETS["grpo"])
+    programs = make_learner(model, *optimiser(), loss=PRESETS["grpo"], num_groups=2)
     params = abstract_params(model, context.mesh)
     grads = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
@@ -338,7 +373,10 @@ def test_the_update_never_holds_the_logits(context):
     packed = rl.pack([], row_tokens, rows)
     batch = jax.tree.map(jax.typeof, to_device(packed, context.mesh))
     program: Any = programs.policy_gradient
-    memory = program.lower(params, grads, batch, 1).compile().memory_analysis()
+    one_N = np.ones(8, np.float32)
+    outcome = Outcome(one_N, one_N.astype(np.int32), one_N > 0, one_N)
+    lowered = program.lower(params, grads, batch, outcome, 1)
+    memory = lowered.compile().memory_analysis()
     logits = rows * row_tokens * vocab * 4
     assert logits == 96 * 2**20
     assert memory.temp_size_in_bytes < logits / 5

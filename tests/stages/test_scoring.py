@@ -129,7 +129,7 @@ def test_a_stop_is_noticed_while_sampling_and_while_waiting():
         def poll(self):
             return []
 
-        def wait(self, timeout_secs=None):
+        def wait(self, timeout_secs=None, *, at_least=1):
             return []
 
     engine = tiny.FakeEngine()
