@@ -333,7 +333,7 @@ def test_hangs_among_many_samples_cost_no_more_than_their_share(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [600, 10_000])
 def test_many_grades_with_hangs_leave_nothing_behind(tmp_path, monkeypatch, count):
-    """10,000 take over two minutes on two cores: each hang costs 0.2 s and a new worker."""
+    """10,000 take over two minutes: each hang costs 0.2 s and a new worker."""
     own = pathlib.Path(f"/proc/{os.getpid()}")
     folder = tmp_path / "temporary"
     folder.mkdir()
