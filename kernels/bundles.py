@@ -6,7 +6,7 @@ matrix unit, say) included. A loop's bundles count as often as it runs: branches
 and the constants that end them are in the text. What the text cannot say is not
 counted: copies that come late, memory conflicts. So this is a lower bound.
 
-Format as of libtpu 0.0.42 and 0.0.52.
+Format as of libtpu 0.0.42 and 0.0.50.
 """
 
 import dataclasses

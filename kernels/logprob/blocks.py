@@ -16,12 +16,12 @@ The compiler's own figures beside this table: `python -m rl_jax.kernels.estimate
 --op=logprob --largest`. At 8,192 tokens, bfloat16, forward and backward:
 
            VMEM     D = 4,096, V = 151,936          D = 2,048, V = 128,256
-    v5e    128 MiB  512 x 1024, 512 x 768 (1792)    512 x 1024, 512 x 768 (3968)
+    v5e    128 MiB  512 x 1024, 512 x 768 (1920)    512 x 1024, 512 x 768 (4224)
     v5p     64      512 x 1024, 512 x 512  (640)    512 x 1024, 512 x 512 (1792)
-    v6e    128      1024 x 1024, 512 x 1280 (1792)  1024 x 1024, 512 x 1280 (3968)
+    v6e    128      1024 x 1024, 512 x 1280 (1920)  1024 x 1024, 512 x 1280 (4352)
     tpu7x   64      512 x 1024, 512 x 640  (640)    512 x 1024, 512 x 768 (1792)
 
-(In brackets: the most words that compile backward.)
+(Tokens x words; in brackets the most words that compile backward, at as many tokens.)
 
 Legend: D model width, V vocabulary of this shard, N tokens.
 """
