@@ -9,6 +9,7 @@ Pallas kernels in their interpreter, on any platform and slowly.
 
 import dataclasses
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -87,10 +88,18 @@ def choose(
 
     Raises:
         KernelError: if the choice is unknown, or (when the program is lowered for that
-            platform, or the kernel is asked for by name) from the function.
+            platform, or the kernel is asked for by name) from the function, or if the
+            mesh in context has other devices.
     """
     name = implementation or os.environ.get(ENVIRONMENT) or None
-    functions = {"plain": plain, "tpu": tpu, "gpu": gpu or plain}
+    found = _mesh_platform()
+    functions = {"tpu": tpu, "gpu": gpu or plain}
+
+    def kernel(base, *args, interpret=False):
+        if not interpret and found not in (None, base):  # before anything is traced
+            raise KernelError(f"a kernel for {base}s, but the mesh has {found}s")
+        return functions[base](*args, interpret=interpret)
+
     if name is not None:
         if name not in CHOICES:
             raise KernelError(
@@ -101,24 +110,44 @@ def choose(
         if name == "plain" or (gpu is None and name.startswith("gpu")):
             return plain(*args)
         base, _, interpret = name.partition("_")
-        return functions[base](*args, interpret=bool(interpret))
+        return kernel(base, *args, interpret=bool(interpret))
 
-    if _mesh_platform() == "cpu":
+    if found == "cpu":
         # The usual thing on a CPU: neither is Pallas imported nor a kernel traced.
         message = "a program under a mesh of CPUs is lowered for another platform"
         return _refused(plain(*args), message, allowed="cpu")
 
-    def kernel(name, *args):
+    def unless_refused(base, *args):
         try:
-            return functions[name](*args, interpret=False)
+            return kernel(base, *args)
         except KernelError as error:
             # Only a program that is lowered for this platform has to know.
             return _refused(plain(*args), str(error))
 
-    branches = {"tpu": functools.partial(kernel, "tpu")}
+    branches = {"tpu": functools.partial(unless_refused, "tpu")}
     if gpu is not None:
-        branches["cuda"] = functools.partial(kernel, "gpu")
+        branches["cuda"] = functools.partial(unless_refused, "gpu")
     return jax.lax.platform_dependent(*args, **branches, default=plain)
+
+
+def forms(
+    package: str, function: str, *, tpu: str = "tpu", gpu: str = "gpu", **static: Any
+) -> dict[str, Callable[..., Any]]:
+    """The three forms of an op's function, for `choose`.
+
+    Args:
+        package: the op's name, whose module `plain` has the function too.
+        tpu, gpu: the modules of the kernels. They are imported when a program is traced
+            that may need them, as Pallas takes a second to import.
+        static: keywords of every form.
+    """
+
+    def form(module, *args, **keywords):
+        found = importlib.import_module(f".{module}", package)
+        return getattr(found, function)(*args, **static, **keywords)
+
+    modules = {"plain": "plain", "tpu": tpu, "gpu": gpu}
+    return {name: functools.partial(form, x) for name, x in modules.items()}
 
 
 def _mesh_platform() -> str | None:

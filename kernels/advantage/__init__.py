@@ -9,13 +9,10 @@ may be divided over rows, never along them. There is no communication inside.
 Legend: N samples, B packed rows, T positions of a row.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
-from ..platform import choose
-from . import plain
+from ..platform import choose, forms
 
 CENTRES = ("group_mean", "leave_one_out", "batch_mean", "none")
 SCALES = (
@@ -183,11 +180,11 @@ def gae(
     reward_BT, value_BT, bootstrap_BT, segment_BT, mask_BT = _rows(
         segment_BT, mask_BT, reward_BT, value_BT, bootstrap_BT
     )
-    adv_BT = choose(
+    adv_BT = _choose(
+        "gae",
         *(reward_BT, value_BT, segment_BT, mask_BT, bootstrap_BT),
-        plain=functools.partial(plain.gae, gamma=gamma, lam=lam),
-        tpu=functools.partial(_tpu, "gae", gamma=gamma, lam=lam),
-        gpu=functools.partial(_gpu, "gae", gamma=gamma, lam=lam),
+        gamma=gamma,
+        lam=lam,
         implementation=implementation,
     )
     return adv_BT, jnp.where(mask_BT, adv_BT + value_BT, 0.0)
@@ -212,11 +209,10 @@ def discounted_returns(
     reward_BT, _, bootstrap_BT, segment_BT, mask_BT = _rows(
         segment_BT, mask_BT, reward_BT, reward_BT, bootstrap_BT
     )
-    return choose(
+    return _choose(
+        "discounted_returns",
         *(reward_BT, segment_BT, mask_BT, bootstrap_BT),
-        plain=functools.partial(plain.discounted_returns, gamma=gamma),
-        tpu=functools.partial(_tpu, "discounted_returns", gamma=gamma),
-        gpu=functools.partial(_gpu, "discounted_returns", gamma=gamma),
+        gamma=gamma,
         implementation=implementation,
     )
 
@@ -224,27 +220,21 @@ def discounted_returns(
 def _group(
     reward_N, group_N, valid_N, num_groups, centre, scale, eps, *, implementation
 ):
-    static = dict(num_groups=num_groups, centre=centre, scale=scale, eps=eps)
-    return choose(
+    return _choose(
+        "group_advantage",
         *(reward_N, group_N, valid_N),
-        plain=functools.partial(plain.group_advantage, **static),
-        tpu=functools.partial(_tpu, "group_advantage", **static),
-        gpu=functools.partial(_gpu, "group_advantage", **static),
+        num_groups=num_groups,
+        centre=centre,
+        scale=scale,
+        eps=eps,
         implementation=implementation,
     )
 
 
-# Imported when a program is traced that may need them: Pallas takes a second to import.
-def _tpu(name, *args, **static):
-    from . import tpu
-
-    return getattr(tpu, name)(*args, **static)
-
-
-def _gpu(name, *args, **static):
-    from . import gpu
-
-    return getattr(gpu, name)(*args, **static)
+def _choose(function, *args, implementation, **static):
+    return choose(
+        *args, implementation=implementation, **forms(__name__, function, **static)
+    )
 
 
 def _wide(x, dtype):

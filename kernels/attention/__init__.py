@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..platform import KernelError, choose
-from . import plain
+from ..platform import choose, forms
 from .plain import cache_attention
 from .scoring import Scoring
 
@@ -77,19 +76,19 @@ def packed_attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _packed(scoring, implementation, *arrays):
-    forms = _forms("forward", scoring=scoring, residuals=False)
-    return choose(*arrays, implementation=implementation, **forms)
+    found = forms(__name__, "forward", scoring=scoring, residuals=False)
+    return choose(*arrays, implementation=implementation, **found)
 
 
 def _packed_forward(scoring, implementation, *arrays):
-    forms = _forms("forward", scoring=scoring, residuals=True)
-    out_BTHC, lse_BHT = choose(*arrays, implementation=implementation, **forms)
+    found = forms(__name__, "forward", scoring=scoring, residuals=True)
+    out_BTHC, lse_BHT = choose(*arrays, implementation=implementation, **found)
     return out_BTHC, (*arrays, out_BTHC, lse_BHT)
 
 
 def _packed_backward(scoring, implementation, kept, d_out_BTHC):
-    forms = _forms("backward", scoring=scoring)
-    grads = choose(*kept, d_out_BTHC, implementation=implementation, **forms)
+    found = forms(__name__, "backward", scoring=scoring)
+    grads = choose(*kept, d_out_BTHC, implementation=implementation, **found)
     return (*grads, None, None)
 
 
@@ -135,42 +134,12 @@ def paged_attention(
     out_WHC = choose(
         *map(jnp.asarray, (q_WHC, k_pages_KMSC, v_pages_KMSC, page_WJ, length_W)),
         implementation=implementation,
-        **_forms("paged", scoring=Scoring(scale, softcap, window)),
+        **forms(
+            __name__,
+            "paged",
+            tpu="tpu_paged",
+            gpu="gpu_paged",
+            scoring=Scoring(scale, softcap, window),
+        ),
     )
     return out_WHC[..., :C]
-
-
-def _forms(name, **options):
-    """The three forms of a function, for `choose`; Pallas is imported when called."""
-
-    def tpu(*args, interpret):
-        from . import tpu, tpu_paged
-
-        module = tpu_paged if name == "paged" else tpu
-        return getattr(module, name)(*args, interpret=interpret, **options)
-
-    def gpu(*args, interpret):
-        from . import gpu, gpu_paged
-
-        module = gpu_paged if name == "paged" else gpu
-        return getattr(module, name)(*args, interpret=interpret, **options)
-
-    plain_form = functools.partial(getattr(plain, name), **options)
-    return {
-        "plain": plain_form,
-        "tpu": _only_on("tpu", tpu),
-        "gpu": _only_on("gpu", gpu),
-    }
-
-
-def _only_on(platform, form):
-    """Refuses at once, before Pallas is imported, where the mesh has other devices."""
-
-    def checked(*args, interpret):
-        device = jax.sharding.get_abstract_mesh().abstract_device
-        found = None if device is None else device.platform
-        if found in ("cpu", "tpu", "gpu") and found != platform and not interpret:
-            raise KernelError(f"a kernel for {platform}s, but the mesh has {found}s")
-        return form(*args, interpret=interpret)
-
-    return checked

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..platform import KernelError, choose
-from . import plain
+from ..platform import KernelError, choose, forms
 from .head import Head, Layout, Logits
 from .live import back, front, live_tokens
 from .rules import check_model, check_tokens
@@ -304,23 +303,5 @@ def _chosen(name, options):
     static = {"logits": options.logits}
     if options.teacher_logits is not None:
         static["teacher_logits"] = options.teacher_logits
-    return functools.partial(
-        choose,
-        plain=functools.partial(getattr(plain, name), **static),
-        tpu=functools.partial(_on_tpu, name, static),
-        gpu=functools.partial(_on_gpu, name, static),
-        implementation=options.implementation,
-    )
-
-
-# Imported where they are traced: Pallas is not for every program.
-def _on_tpu(name, static, *args, interpret):
-    from . import tpu
-
-    return getattr(tpu, name)(*args, **static, interpret=interpret)
-
-
-def _on_gpu(name, static, *args, interpret):
-    from . import gpu
-
-    return getattr(gpu, name)(*args, **static, interpret=interpret)
+    found = forms(__name__, name, **static)
+    return functools.partial(choose, implementation=options.implementation, **found)
