@@ -8,6 +8,7 @@ from rl_jax.kernels.advantage import (  # pyright: ignore[reportMissingImports]
     SCALES,
 )
 from rl_jax.objectives import aggregate, kl, returns, surrogate
+from rl_jax.objectives.checking import check_name, check_number
 from rl_jax.objectives.correction import CORRECTIONS
 from rl_jax.objectives.policy_spec import PolicyLoss
 
@@ -53,22 +54,10 @@ def validate(spec: PolicyLoss) -> None:
         ConfigError: (a ValueError) with the field, its value and what may stand there.
     """
     for field, names in NAMES.items():
-        value = getattr(spec, field)
-        if value not in names:
-            raise ConfigError(
-                f"{field} of the objective is {value!r}.\n"
-                f"Expected one of: {', '.join(names)}.\n"
-                f"Write for example {field}={names[0]!r}."
-            )
+        check_name(field, "objective", getattr(spec, field), names)
     for field, (low, high, usual) in _NUMBERS.items():
         value = getattr(spec, field)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and low <= value <= high):
-            raise ConfigError(
-                f"{field} of the objective is {value!r}.\n"
-                f"Expected a finite number in [{low}, {high}].\n"
-                f"Write for example {field}={usual}."
-            )
+        check_number(field, "objective", value, low, high, usual=usual)
     if not isinstance(spec.dynamic_sampling, bool):
         raise ConfigError(
             f"dynamic_sampling of the objective is {spec.dynamic_sampling!r}.\n"

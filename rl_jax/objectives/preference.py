@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_jax.errors import ConfigError
+from rl_jax.objectives.checking import check_name, check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,26 +149,16 @@ def preference_loss(
 
 def validate(spec: PreferenceLoss) -> None:
     """Raises ConfigError, at most three lines, unless the spec makes sense."""
-    for field, names in (("kind", tuple(LOSSES)), ("average", AVERAGES)):
-        if getattr(spec, field) not in names:
-            raise ConfigError(
-                f"{field} of the preference loss is {getattr(spec, field)!r}.\n"
-                f"Expected one of: {', '.join(names)}.\n"
-                f"Write for example {field}={names[0]!r}."
-            )
-    for field, low, high, usual in (
-        ("beta", math.ulp(0.0), math.inf, 0.1),
-        ("label_smoothing", 0.0, 0.5, 0.1),
-        ("nll_coef", 0.0, math.inf, 0.2),
+    owner = "preference loss"
+    check_name("kind", owner, spec.kind, tuple(LOSSES))
+    check_name("average", owner, spec.average, AVERAGES)
+    for field, low, high, usual, expected in (
+        ("beta", math.ulp(0.0), math.inf, 0.1, "more than 0"),
+        ("label_smoothing", 0.0, 0.5, 0.1, "0.0 to 0.5"),
+        ("nll_coef", 0.0, math.inf, 0.2, "0.0 to inf"),
     ):
         value = getattr(spec, field)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and low <= value <= high):
-            raise ConfigError(
-                f"{field} of the preference loss is {value!r}.\n"
-                f"Expected {'more than 0' if field == 'beta' else f'{low} to {high}'}."
-                f"\nWrite for example {field}={usual}."
-            )
+        check_number(field, owner, value, low, high, usual=usual, expected=expected)
     if spec.label_smoothing and spec.kind != "sigmoid":
         raise ConfigError(
             f"label_smoothing of the preference loss is {spec.label_smoothing}, its "
