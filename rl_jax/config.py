@@ -9,16 +9,13 @@ Importing this file does not import jax.
 import dataclasses
 import keyword
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ml_collections import config_dict
 
 from rl_jax import checks, schema
 from rl_jax.errors import ConfigError
 from rl_jax.objectives import names
-
-if TYPE_CHECKING:
-    from rl_jax.objectives.policy import PolicyLoss
 
 Kind = Literal["sft", "rl"]
 Float = Literal["float32", "bfloat16"]
@@ -403,54 +400,3 @@ def _worked_out(run: Run) -> Run:
         stages.append(dataclasses.replace(one, batch=batch))
     model = dataclasses.replace(run.model, head_dim=head_dim)
     return dataclasses.replace(run, model=model, stages=tuple(stages))
-
-
-_EARLIER = {
-    "group_std": {"centre": "group_mean", "scale": "group_std"},
-    "group_mean": {"centre": "group_mean", "scale": "none"},
-    "batch_std": {"centre": "group_mean", "scale": "varying_std"},
-}
-
-
-def policy_loss_spec(stage: StageConfig) -> "PolicyLoss":
-    """The named policy loss with the config's own values put in. Imports jax.
-
-    Raises:
-        ConfigError: if the result is no valid loss, or a value given has no effect.
-    """
-    from rl_jax.objectives import policy
-
-    objective, key = stage.objective, f"{stage.prefix}objective."
-    given = {
-        field.name: value
-        for field in dataclasses.fields(policy.PolicyLoss)
-        if (value := getattr(objective, field.name, None)) is not None
-    }
-    if objective.advantage is not None:
-        given = _EARLIER[objective.advantage] | given
-    named = policy.COMPAT[objective.compat] if objective.compat else policy.PRESETS
-    if objective.name not in named:
-        close = schema.nearest(objective.name, named) or [*named]
-        raise checks.fault(
-            f"config.{key}name is {objective.name!r}, which {objective.compat} does "
-            f"not have, but {', '.join(named)}",
-            (f"{key}name", close[0]),
-            (f"{key}compat", None),
-        )
-    spec = dataclasses.replace(named[objective.name], **given)
-    policy.validate(spec)
-    for name in {"kl", "kl_place"} & given.keys():
-        if not spec.kl_coef:
-            raise checks.fault(
-                f"config.{key}{name} is {given[name]!r}, but the weight of the KL is 0",
-                (f"{key}kl_coef", 0.001),
-                (f"{key}{name}", None),
-            )
-    factor = objective.overlong_factor
-    if objective.overlong == "dapo" and factor != 1.0:
-        raise checks.fault(
-            f"config.{key}overlong_factor is {factor}, but dapo has no such factor",
-            (f"{key}overlong", "openrlhf"),
-            (f"{key}overlong_factor", 1.0),
-        )
-    return spec

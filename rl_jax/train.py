@@ -51,9 +51,13 @@ def train(
     run = configs.resolve(config)
     print(command_line.describe(config, overrides), flush=True)
     # Imported late: a wrong configuration is told in less time than jax takes.
+    from rl_jax.policy_config import policy_loss_spec
     from rl_jax.stages import chain, reading
     from rl_jax.stages.context import Preempted, StopFlag
 
+    for stage in run.stages:
+        if stage.kind == "rl":  # now, and not when the stages before it are trained
+            policy_loss_spec(stage)
     reading.check_data(run)
     check_sandbox(run)
     workdir = pathlib.Path(workdir).absolute()

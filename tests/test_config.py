@@ -9,6 +9,7 @@ import pytest
 from rl_jax import config as defaults
 from rl_jax import schema
 from rl_jax.errors import ConfigError
+from rl_jax.policy_config import policy_loss_spec
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 RECIPES = sorted((REPOSITORY / "configs").glob("**/*.py"))
@@ -163,10 +164,10 @@ def test_some_stages_of_a_chain_can_be_run():
 def test_centre_and_scale_have_one_earlier_name():
     config = flat()
     config.objective.advantage = "batch_std"
-    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[0])
+    spec = policy_loss_spec(defaults.resolve(config).stages[0])
     assert (spec.centre, spec.scale) == ("group_mean", "varying_std")
     config.objective.scale = "none"
-    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[0])
+    spec = policy_loss_spec(defaults.resolve(config).stages[0])
     assert (spec.centre, spec.scale) == ("group_mean", "none")
 
 
@@ -175,14 +176,14 @@ def test_the_policy_loss_is_the_named_one_with_what_was_given():
     config = flat()
     for name, spec in policy.PRESETS.items():
         config.objective.name = name
-        assert defaults.policy_loss_spec(defaults.resolve(config).stages[0]) == spec
+        assert policy_loss_spec(defaults.resolve(config).stages[0]) == spec
     config.objective.name = "dapo"
     config.objective.clip_high = 0.3
     config.objective.dynamic_sampling = False
     expected = dataclasses.replace(
         policy.PRESETS["dapo"], clip_high=0.3, dynamic_sampling=False
     )
-    assert defaults.policy_loss_spec(defaults.resolve(config).stages[0]) == expected
+    assert policy_loss_spec(defaults.resolve(config).stages[0]) == expected
 
 
 def test_a_loss_may_be_that_of_another_trainer():
@@ -192,10 +193,10 @@ def test_a_loss_may_be_that_of_another_trainer():
         for name, spec in losses.items():
             config.objective.compat, config.objective.name = compat, name
             stage = defaults.resolve(config).stages[0]
-            assert defaults.policy_loss_spec(stage) == spec
+            assert policy_loss_spec(stage) == spec
     config.objective.compat, config.objective.name = "verl", "grpo"
     config.objective.ratio_cap = 10.0
-    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[0])
+    spec = policy_loss_spec(defaults.resolve(config).stages[0])
     assert spec == dataclasses.replace(policy.COMPAT["verl"]["grpo"], ratio_cap=10.0)
 
 
@@ -205,7 +206,7 @@ def test_a_loss_that_the_other_trainer_does_not_have_is_refused():
     config.rl.objective.compat, config.rl.objective.name = "trl", "gspo_token"
     stage = defaults.resolve(config).stages[1]
     with pytest.raises(ConfigError) as caught:
-        defaults.policy_loss_spec(stage)
+        policy_loss_spec(stage)
     message = str(caught.value)
     assert "trl does not have" in message and len(message.splitlines()) <= 3
     assert "--config.rl.objective.name=" in message
@@ -218,14 +219,14 @@ def test_a_kind_of_kl_without_weight_is_refused():
     config.rl.objective.kl = "k2"
     stage = defaults.resolve(config).stages[1]
     with pytest.raises(ConfigError, match=r"--config.rl.objective.kl_coef=0.001"):
-        defaults.policy_loss_spec(stage)
+        policy_loss_spec(stage)
     config.rl.objective.kl_coef = 0.001
-    spec = defaults.policy_loss_spec(defaults.resolve(config).stages[1])
+    spec = policy_loss_spec(defaults.resolve(config).stages[1])
     assert (spec.kl, spec.kl_coef) == ("k2", 0.001)
     config.rl.objective.kl, config.rl.objective.kl_coef = None, 0.0
     config.rl.objective.kl_place = "reward"
     with pytest.raises(ConfigError, match=r"--config.rl.objective.kl_place=none"):
-        defaults.policy_loss_spec(defaults.resolve(config).stages[1])
+        policy_loss_spec(defaults.resolve(config).stages[1])
 
 
 def test_choices_are_those_of_the_code_that_takes_them():
@@ -256,9 +257,9 @@ def test_a_factor_that_the_overlong_penalty_does_not_have_is_refused():
     config.rl.objective.overlong_factor = 0.5
     stage = defaults.resolve(config).stages[1]
     with pytest.raises(ConfigError, match=r"--config.rl.objective.overlong=openrlhf"):
-        defaults.policy_loss_spec(stage)
+        policy_loss_spec(stage)
     config.rl.objective.overlong = "verl"
-    defaults.policy_loss_spec(defaults.resolve(config).stages[1])
+    policy_loss_spec(defaults.resolve(config).stages[1])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

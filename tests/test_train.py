@@ -168,6 +168,7 @@ def test_a_finished_run_is_not_repeated(whole, cache):
         ("config.rl.steps=10", "--config.rl.steps=10"),
         ("--config.rl.rollout.group_size=1", "--config.rl.rollout.group_size="),
         ("--config.rl.data.train=nowhere.jsonl", "nowhere.jsonl"),
+        ("--config.rl.objective.tau=0.5", "tau of the objective is 0.5"),
     ],
 )
 def test_a_wrong_configuration_ends_at_once_with_code_2(tmp_path, argument, told):

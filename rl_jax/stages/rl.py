@@ -36,6 +36,7 @@ from rl_jax.models.params import Params
 from rl_jax.objectives.aggregate import token_weights
 from rl_jax.objectives.policy import PolicyLoss, needs_agreeing_groups
 from rl_jax.objectives.shaping import group_length_reward, soft_overlong_penalty
+from rl_jax.policy_config import policy_loss_spec
 from rl_jax.rewards.score import Verdict
 from rl_jax.rollout.sample import Request, Sample
 from rl_jax.stages import inputs, reporting, run_state
@@ -57,7 +58,7 @@ def run(
     context: Context, stage: configs.StageConfig, base: Callable[[], Params]
 ) -> Params:
     """Trains to `stage.steps`, from the newest checkpoint or from `base()`."""
-    loss = configs.policy_loss_spec(stage)
+    loss = policy_loss_spec(stage)
     seed, text = context.run.seed, context.tokenizer
     prompts = inputs.train_prompts(stage, text, seed)
     held_out = inputs.eval_prompts(stage, text) if stage.eval.every else []
@@ -109,7 +110,9 @@ def run(
                 check_rewarded(rollout.scored, stage)
                 check_agreement(context, stage, learner.score, state.params, plan)
             updating = time.monotonic()
-            state, metrics = update(learner, state, reference, plan, stage, context)
+            state, metrics = update(
+                learner, state, reference, plan, stage, loss, context
+            )
             updated = time.monotonic()
             position = {
                 "next_row": rollout.next_row,
@@ -339,10 +342,11 @@ def update(
     reference: Params | None,
     plan: Plan,
     stage: configs.StageConfig,
+    loss: PolicyLoss,
     context: Context,
 ) -> tuple[State, dict[str, float]]:
     """Takes the optimiser steps of a plan; metrics are means over them."""
-    rows, loss = stage.batch.micro_rows, configs.policy_loss_spec(stage)
+    rows = stage.batch.micro_rows
     needs_old = len(plan.updates) > 1 or credit.is_by_token(loss)
 
     def micro_batches(one: Update) -> list[Batch]:

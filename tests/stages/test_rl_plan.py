@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import tiny_stage as tiny
-from rl_jax import config as configs
 from rl_jax import learner as learners
 from rl_jax.objectives.policy import PRESETS
+from rl_jax.policy_config import policy_loss_spec
 from rl_jax.stages import rl
 
 GRPO, DAPO = PRESETS["grpo"], PRESETS["dapo"]
@@ -64,7 +64,7 @@ WORKED = {
 @pytest.mark.parametrize("scale", WORKED)
 def test_advantages_equal_the_worked_numbers(scale):
     scored = tiny.groups([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], [1.0] * 4)
-    loss = configs.policy_loss_spec(tiny.rl_stage(objective__scale=scale))
+    loss = policy_loss_spec(tiny.rl_stage(objective__scale=scale))
     plan = make_plan(scored, loss)
     np.testing.assert_allclose(
         advantages(plan, loss), np.ravel(WORKED[scale]), rtol=0, atol=2e-6
@@ -121,7 +121,7 @@ def test_groups_that_agree_are_counted_but_not_computed_on():
 @pytest.mark.parametrize("coef", ["kl_coef", "entropy_coef"])
 def test_groups_that_agree_are_computed_on_for_a_kl_or_entropy_term(coef):
     stage = tiny.rl_stage(**{f"objective__{coef}": 0.1})
-    plan = make_plan(tiny.groups(*AGREEING), configs.policy_loss_spec(stage))
+    plan = make_plan(tiny.groups(*AGREEING), policy_loss_spec(stage))
     assert packed_samples(plan.updates[0]) == set(range(12))
 
 
@@ -224,7 +224,7 @@ def test_updates_take_the_groups_in_order_with_denominators_of_their_own(aggrega
         for i in range(G)
     ]
     stage = tiny.rl_stage(objective__aggregate=aggregate)
-    loss = configs.policy_loss_spec(stage)
+    loss = policy_loss_spec(stage)
     plan = make_plan(scored, loss, batch__updates_per_step=2)
     assert [packed_samples(u) for u in plan.updates] == [set(range(8)), {*range(8, 16)}]
     tokens_N = np.repeat(counts, G)

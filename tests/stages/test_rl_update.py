@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import tiny_stage as tiny
-from rl_jax import config as configs
 from rl_jax import learner as learners
 from rl_jax.data import pipeline
 from rl_jax.learner import Outcome, init_state, make_learner, to_device
 from rl_jax.models.params import abstract_params
 from rl_jax.objectives.policy import PRESETS
+from rl_jax.policy_config import policy_loss_spec
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
 from rl_jax.stages import rl, run_state
@@ -66,7 +66,7 @@ def programs_of(loss):
 
 
 def learner_of(stage):
-    return programs_of(configs.policy_loss_spec(stage))
+    return programs_of(policy_loss_spec(stage))
 
 
 def params_of(context, seed=0):
@@ -91,7 +91,7 @@ def drawn(stage, context, params, *, seed=0, values=((1, 0, 0, 1), (1, 1, 1, 0))
         for g, group in enumerate(values)
         for i, value in enumerate(group)
     ]
-    loss = configs.policy_loss_spec(stage)
+    loss = policy_loss_spec(stage)
     plan = rl.make_plan(scored, stage, loss, seed=0, step=0)
     updates = []
     for update in plan.updates:
@@ -124,7 +124,10 @@ class Watched:
 def update(stage, context, state, plan, reference=None):
     """(next state, metrics, what was seen)"""
     watched = Watched(learner_of(stage))
-    state, metrics = rl.update(watched.programs, state, reference, plan, stage, context)
+    loss = policy_loss_spec(stage)
+    state, metrics = rl.update(
+        watched.programs, state, reference, plan, stage, loss, context
+    )
     return state, metrics, watched
 
 
@@ -171,9 +174,7 @@ def test_the_update_moves_towards_what_was_rewarded(context):
     (one,) = plan.updates
     batch = to_device(one.packed, context.mesh)
     score = learner_of(stage).score
-    adv_N = learners.advantages(
-        one.outcome, loss=configs.policy_loss_spec(stage), num_groups=4
-    )
+    adv_N = learners.advantages(one.outcome, loss=policy_loss_spec(stage), num_groups=4)
 
     def surplus(params):
         """How much likelier the good samples are than the bad ones, by advantage."""
@@ -198,7 +199,7 @@ def test_every_named_loss_moves_towards_what_was_rewarded(context, name):
     stage = stage_of(objective__name=name)
     state = state_of(context)
     plan = drawn(stage, context, state.params)
-    reference = params_of(context) if configs.policy_loss_spec(stage).kl_coef else None
+    reference = params_of(context) if policy_loss_spec(stage).kl_coef else None
     one = plan.updates[0]
     batch = to_device(one.packed, context.mesh)
     good_BT = (one.outcome.reward_N > 0)[one.packed.sample_BT]
@@ -237,7 +238,7 @@ def test_the_stop_token_is_trained(context):
         )
         for n, v in values
     ]
-    loss = configs.policy_loss_spec(stage)
+    loss = policy_loss_spec(stage)
     plan = rl.make_plan(scored, stage, loss, seed=0, step=0)
     batch = to_device(plan.updates[0].packed, context.mesh)
     assert (
@@ -328,7 +329,7 @@ def collect(engine, context, next_row, *, temperature=1.0):
         stage_of(),
         rollout=dataclasses.replace(stage_of().rollout, temperature=temperature),
     )
-    loss = configs.policy_loss_spec(stage)
+    loss = policy_loss_spec(stage)
     prompts = pipeline.stream([tiny.prompt((4, 5))], seed=0)
     with pipeline.Reader(prompts, next_row) as reader:
         return rl.collect(scorer, reader, stage, loss)
