@@ -184,8 +184,7 @@ def advantages(outcome: Outcome, *, loss: PolicyLoss, num_groups: int) -> jax.Ar
         scale=loss.scale,
         eps=loss.eps,
     )
-    samples: Any = (outcome.reward_N, outcome.group_N, outcome.valid_N)
-    return jax.shard_map(local, in_specs=jax.P(), out_specs=jax.P())(*samples)
+    return _everywhere(local, outcome.reward_N, outcome.group_N, outcome.valid_N)
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
@@ -198,7 +197,11 @@ def varies(
 ) -> jax.Array:
     """`objectives.advantage.group_varies` of samples that every device has."""
     local = functools.partial(group_varies, num_groups=num_groups)
-    samples: Any = (reward_N, group_N, valid_N)
+    return _everywhere(local, reward_N, group_N, valid_N)
+
+
+def _everywhere(local, *samples):
+    """Every device computes the same: a kernel is not divided by the compiler."""
     return jax.shard_map(local, in_specs=jax.P(), out_specs=jax.P())(*samples)
 
 
