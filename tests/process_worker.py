@@ -3,7 +3,6 @@
 Where to meet and who this is come from the environment, as a launcher sets them.
 """
 
-import dataclasses
 import os
 import signal
 import sys
@@ -11,18 +10,8 @@ import time
 
 from rl_jax import processes
 from rl_jax.command_line import exit_on_config_error
+from rl_jax.config import Runtime
 from rl_jax.errors import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The part of config.runtime that is about processes."""
-
-    platform: str = ""
-    coordinator: str = ""
-    num_processes: int = 0
-    process_id: int = -1
-    start_secs: float = float(os.environ.get("START_SECS", "60"))
 
 
 def sum_over_all(value):
@@ -88,7 +77,8 @@ def hang(i, n):
 
 
 def main(argv):
-    with processes.start(Settings(), {"config": os.environ.get("CONFIG", "")}) as job:
+    settings = Runtime(start_secs=float(os.environ.get("START_SECS", "60")))
+    with processes.start(settings, {"config": os.environ.get("CONFIG", "")}) as job:
         globals()[argv[0]](job.process_id, job.num_processes)
     return 0
 

@@ -4,17 +4,9 @@ import types
 import pytest
 
 from rl_jax import coordinates
+from rl_jax.config import Runtime
 from rl_jax.coordinates import Coordinates
 from rl_jax.errors import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    platform: str = ""
-    coordinator: str = ""
-    num_processes: int = 0
-    process_id: int = -1
-    start_secs: float = 5.0
 
 
 def slurm(rank=2, tasks=4):
@@ -41,7 +33,7 @@ def environ(monkeypatch):
 
 
 def find(**settings):
-    return coordinates.find(Settings(**settings))
+    return coordinates.find(Runtime(**settings))
 
 
 def test_alone_there_are_none(environ):

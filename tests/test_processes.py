@@ -3,7 +3,6 @@
 What one process alone does is quick; the rest is slow, a few seconds a test.
 """
 
-import dataclasses
 import os
 import signal
 import socket
@@ -14,26 +13,18 @@ import time
 import pytest
 
 from rl_jax import processes
+from rl_jax.config import Runtime
 from rl_jax.errors import ConfigError
 from rl_jax.processes import ProcessTimeout
 
 HERE = os.path.dirname(__file__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    platform: str = ""
-    coordinator: str = ""
-    num_processes: int = 0
-    process_id: int = -1
-    start_secs: float = 5.0
-
-
 # Alone.
 
 
 def test_a_process_alone_waits_for_nobody_and_prints_nothing(capsys):
-    with processes.start(Settings()) as job:
+    with processes.start(Runtime()) as job:
         assert (job.process_id, job.num_processes) == (0, 1)
         assert processes.gather("a", {"x": 1}, 0.0) == [{"x": 1}]
         processes.wait("b", 0.0)
@@ -42,7 +33,7 @@ def test_a_process_alone_waits_for_nobody_and_prints_nothing(capsys):
 
 
 def test_errors_pass_through_a_process_alone():
-    with pytest.raises(RuntimeError, match="as it was"), processes.start(Settings()):
+    with pytest.raises(RuntimeError, match="as it was"), processes.start(Runtime()):
         raise RuntimeError("as it was")
 
 

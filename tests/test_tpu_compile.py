@@ -21,6 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
 from rl_jax import learner as learners
+from rl_jax.kernels import estimate  # pyright: ignore[reportMissingImports]
 from rl_jax.learner import Batch, Outcome, State, make_learner
 from rl_jax.mesh import make_mesh, spec
 from rl_jax.models import decoder
@@ -206,15 +207,7 @@ def _measured(compiled) -> Program:
 def compiled() -> dict[str, Program]:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu, the TPU compiler, is not installed: pip install libtpu")
-    env = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may be compiling too
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "XLA_FLAGS": "",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
+    env = os.environ | estimate.environment()
     done = subprocess.run(
         [sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300
     )

@@ -21,7 +21,10 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 
-from rl_jax.kernels import advantage  # pyright: ignore[reportMissingImports]
+from rl_jax.kernels import (  # pyright: ignore[reportMissingImports]
+    advantage,
+    estimate,
+)
 
 TOPOLOGIES = ["v5e:2x4", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
 
@@ -103,15 +106,7 @@ def compile_all(topology_name: str) -> dict[str, Program]:
 def compiled(request) -> dict[str, Program]:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu, the TPU compiler, is not installed: pip install libtpu")
-    env = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may be compiling too
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "XLA_FLAGS": "",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
+    env = os.environ | estimate.environment()
     done = subprocess.run(
         [sys.executable, __file__, request.param],
         env=env,

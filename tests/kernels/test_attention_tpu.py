@@ -23,7 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import topologies
 
-from rl_jax.kernels import attention  # pyright: ignore[reportMissingImports]
+from rl_jax.kernels import (  # pyright: ignore[reportMissingImports]
+    attention,
+    estimate,
+)
 from rl_jax.kernels.attention import (  # pyright: ignore[reportMissingImports]
     blocks,
     spans,
@@ -346,15 +349,7 @@ def _kernels(text):
 def compiled_for(generation: str, *names: str) -> dict[str, Compiled]:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu, the TPU compiler, is not installed: pip install libtpu")
-    env = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may be compiling too
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "XLA_FLAGS": "",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
+    env = os.environ | estimate.environment()
     done = subprocess.run(
         [sys.executable, __file__, generation, *names],
         env=env,
