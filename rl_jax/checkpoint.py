@@ -10,12 +10,22 @@ Orbax's own marks are not enough to trust a folder: an empty `7/` counts as its 
 step, and a copy between a disk and a bucket loses or fakes the commit mark. Here a step
 exists once its manifest does, and the manifest is written last. Storage must be shared
 by all processes. Loading reads arrays and JSON; it never executes anything.
+
+For people there is a command, in checkpoint_command.py:
+
+    python -m rl_jax.checkpoint list | verify | copy
 """
+
+if __name__ == "__main__":  # before the imports: most of it needs no jax
+    import sys
+
+    from rl_jax import checkpoint_command, command_line
+
+    sys.exit(command_line.exit_on_config_error(checkpoint_command.main, sys.argv[1:]))
 
 import functools
 import json
 import os
-import re
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,20 +33,14 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
-from flax import serialization, traverse_util
+from flax import traverse_util
 from jax.experimental import multihost_utils
 
-from rl_jax import leaves, manifest
+from rl_jax import host_memory, leaves, manifest, step_arrays, step_folders
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import is_lead
 
 Tree = TypeVar("Tree")
-
-# Written by Orbax at the top of a step folder; holds the writer's name that we pass.
-_ORBAX_METADATA = "_CHECKPOINT_METADATA"
-_WRITER = {"writer": "rl_jax"}
-_STALE = re.compile(r"\d+\.orbax-checkpoint-tmp(-\d+)?")
 
 _print = functools.partial(print, flush=True)
 
@@ -70,16 +74,16 @@ class Checkpointer:
                 f"checkpoint.keep={keep} would delete every checkpoint.\n"
                 "Write --config.checkpoint.keep=1 or more."
             )
-        self._root = _absolute(directory)
+        self._root = step_folders.absolute(directory)
         self._keep = keep
         self._is_main = is_lead()
         self._log = log if self._is_main else lambda line: None
-        self._orbax = ocp.AsyncCheckpointer(_handler())
+        self._orbax = ocp.AsyncCheckpointer(step_arrays.handler())
         self._finisher: threading.Thread | None = None
         self._error: BaseException | None = None
         if self._is_main:
             self._root.mkdir(parents=True, exist_ok=True)
-            self._remove_stale()
+            step_folders.remove_stale(self._root, self._log)
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -120,7 +124,7 @@ class Checkpointer:
                 state=ocp.args.PyTreeSave(traverse_util.unflatten_dict(stored)),
                 position=ocp.args.JsonSave(position),
             ),
-            custom_metadata=_WRITER,
+            custom_metadata=step_folders.WRITER,
         )
         # Not a daemon: a run that ends without close() still gets its manifest.
         self._finisher = threading.Thread(
@@ -143,12 +147,12 @@ class Checkpointer:
             ConfigError: if the step was written with other leaves, shapes or dtypes.
         """
         self.wait()
-        step = _newest(self._root, self._log) if self._is_main else None
+        step = step_folders.newest(self._root, self._log) if self._is_main else None
         step = _agree(-1 if step is None else step)
         if step < 0:
             return None
-        state = _read_state(self._root / str(step), abstract_state)
-        with _reader() as reader:
+        state = step_arrays.read_state(self._root / str(step), abstract_state)
+        with step_arrays.reader() as reader:
             found = reader.restore(
                 self._root / str(step),
                 ocp.args.Composite(position=ocp.args.JsonRestore()),
@@ -185,6 +189,7 @@ class Checkpointer:
             if self._is_main:
                 manifest.write(self._root / str(step), step, table)
                 self._prune(step)
+            host_memory.give_back()  # the copies of the arrays
         except BaseException as error:  # handed to the main thread by wait()
             self._error = error
 
@@ -196,12 +201,12 @@ class Checkpointer:
         ones were broken when this run stepped back behind them: they count for
         nothing, and are written again when training gets there.
         """
-        steps = [step for step in _steps(self._root) if step <= newest]
+        steps = [step for step in step_folders.steps(self._root) if step <= newest]
         paths = [self._root / str(step) for step in steps]
         num_whole = 0
         for path in paths:
-            if num_whole >= self._keep and _is_ours(path):
-                _delete(path)
+            if num_whole >= self._keep and step_folders.is_ours(path):
+                step_folders.delete(path)
             elif not manifest.flaw(path, checksums=False):
                 num_whole += 1
 
@@ -211,9 +216,10 @@ class Checkpointer:
         reason = manifest.flaw(path)
         if not reason:
             return False
-        if _is_ours(path):
+        # A copy of another step, under this number, is somebody's: it may be the last.
+        if step_folders.is_ours(path) and not manifest.is_of_another_step(path):
             self._log(f"checkpoint {step} is written again: {reason}")
-            _delete(path)
+            step_folders.delete(path)
             return True
         aside = next(
             name
@@ -224,16 +230,10 @@ class Checkpointer:
         path.rename(aside)
         return True
 
-    def _remove_stale(self) -> None:
-        for path in sorted(self._root.iterdir()):
-            if _STALE.fullmatch(path.name):
-                self._log(f"removed unfinished checkpoint {path}")
-                path.rmtree()
-
 
 def latest_step(directory: str | os.PathLike) -> int | None:
     """The newest step in `directory` that verifies, or None. Reads every byte of it."""
-    return _newest(_absolute(directory), lambda line: None)
+    return step_folders.newest(step_folders.absolute(directory), lambda line: None)
 
 
 def load_params(
@@ -250,11 +250,11 @@ def load_params(
     Raises:
         ConfigError: if no such step verifies, or its parameters do not fit.
     """
-    root = _absolute(directory)
+    root = step_folders.absolute(directory)
     chosen = -1
     if is_lead():
         if step is None:
-            newest = _newest(root, _print)
+            newest = step_folders.newest(root, _print)
             chosen = -1 if newest is None else newest
         elif reason := manifest.flaw(root / str(step)):
             _print(f"checkpoint {step} in {root} cannot be used: {reason}")
@@ -263,103 +263,15 @@ def load_params(
     chosen = _agree(chosen)
     if chosen < 0:
         wanted = "checkpoint" if step is None else f"checkpoint {step}"
-        there = [str(s) for s in _steps(root)] or ["no steps at all"]
+        there = [str(s) for s in step_folders.steps(root)] or ["no steps at all"]
         raise ConfigError(
             f"No {wanted} that verifies in {root} (found: {', '.join(there)}).\n"
             "Expected the checkpoints folder of a stage that saved at least once."
         )
     tree = {"params": abstract_params}
-    return _read_state(root / str(chosen), tree, only="params", cast=True)["params"]
-
-
-def _read_state(
-    path: epath.Path, abstract_tree: Any, *, only: str = "", cast: bool = False
-) -> Any:
-    """Arrays of the verified step `path` in the structure of `abstract_tree`.
-
-    Args:
-        only: compare and read only the leaves under this top-level key.
-        cast: take the dtypes of `abstract_tree` instead of insisting on the saved.
-    """
-    targets = leaves.array_leaves(abstract_tree)
-    for leaf_path, target in targets.items():
-        leaves.check_sharding(leaf_path, target)
-    table = manifest.read_leaves(path)
-    leaves.check_fit(path, table, targets, only=only, cast=cast)
-    wanted = {
-        leaf_path: leaves.stored_target(target)
-        for leaf_path, target in targets.items()
-        if target.size
-    }
-    restored: dict[leaves.LeafPath, Any] = {}
-    if wanted:
-        tree = traverse_util.unflatten_dict(wanted)
-        with _reader() as reader:
-            found = reader.restore(
-                path,
-                ocp.args.Composite(
-                    state=ocp.args.PyTreeRestore(
-                        tree,
-                        restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
-                        partial_restore=True,
-                    )
-                ),
-            )
-        restored = traverse_util.flatten_dict(found["state"])
-    flat: dict[leaves.LeafPath, Any] = traverse_util.flatten_dict(
-        serialization.to_state_dict(abstract_tree), keep_empty_nodes=True
-    )
-    for leaf_path, target in targets.items():
-        leaf = leaves.original(restored.pop(leaf_path, None), target)
-        assert isinstance(leaf, jax.Array), (
-            f"{leaves.leaf_name(leaf_path)} was not restored"
-        )
-        assert (leaf.shape, leaf.dtype) == (target.shape, target.dtype), leaf_path
-        flat[leaf_path] = leaf
-    assert not restored, f"restored more than was asked for: {list(restored)}"
-    return serialization.from_state_dict(
-        abstract_tree, traverse_util.unflatten_dict(flat)
-    )
-
-
-def _newest(root: epath.Path, log: Callable[[str], None]) -> int | None:
-    for step in _steps(root):
-        reason = manifest.flaw(root / str(step))
-        if not reason:
-            return step
-        log(f"checkpoint {step} in {root} skipped: {reason}")
-    return None
-
-
-def _steps(root: epath.Path) -> list[int]:
-    """Every step folder, good or bad, newest first."""
-    if not root.is_dir():
-        return []
-    names = [path.name for path in root.iterdir() if path.is_dir()]
-    # "007" is not a name that we write.
-    return sorted((int(n) for n in names if re.fullmatch(r"0|[1-9]\d*", n)))[::-1]
-
-
-def _is_ours(path: epath.Path) -> bool:
-    """Whether this module wrote the step folder, finished or not."""
-    try:
-        text = (path / _ORBAX_METADATA).read_text()
-        return json.loads(text)["custom_metadata"] == _WRITER
-    except (OSError, ValueError, KeyError, TypeError):
-        return (path / manifest.NAME).exists()
-
-
-def _delete(path: epath.Path) -> None:
-    # The manifest goes first: a kill half-way must not leave what looks whole.
-    (path / manifest.NAME).unlink(missing_ok=True)
-    path.rmtree()
-
-
-def _absolute(directory: str | os.PathLike) -> epath.Path:
-    text = os.fspath(directory)
-    if "://" in text:
-        return epath.Path(text)
-    return epath.Path(os.path.abspath(os.path.expanduser(text)))
+    return step_arrays.read_state(root / str(chosen), tree, only="params", cast=True)[
+        "params"
+    ]
 
 
 def _agree(number: int) -> int:
@@ -367,11 +279,3 @@ def _agree(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-
-
-def _handler() -> ocp.CompositeCheckpointHandler:
-    return ocp.CompositeCheckpointHandler("state", "position")
-
-
-def _reader() -> ocp.Checkpointer:
-    return ocp.Checkpointer(_handler())

@@ -19,43 +19,79 @@ _CHUNK_BYTES = 16 * 2**20  # read size while summing: large enough for a bucket
 _READERS = 8  # files summed at once; crc32 and file reads release the GIL
 
 
-def flaw(path: epath.Path, *, checksums: bool = True) -> str:
+def flaw(path: epath.Path, *, step: int | None = None, checksums: bool = True) -> str:
     """Why the step folder `path` cannot be trusted; "" if it verifies.
 
     Args:
         path: a step folder.
+        step: whose it should be; None: the folder's name says it.
         checksums: False compares sizes only, without reading the files.
     """
+    return next(iter(flaws(path, step=step, checksums=checksums)), "")
+
+
+def flaws(
+    path: epath.Path, *, step: int | None = None, checksums: bool = True
+) -> list[str]:
+    """Everything that is wrong with a step folder, as `flaw`; it never raises OSError.
+
+    What cannot be read counts as wrong, with the reason that the system gives.
+    """
+    try:
+        body, reason = _body(path, path.name if step is None else str(step))
+    except OSError as error:
+        return [f"it cannot be read ({_reason(error)})"]
+    if reason:
+        return [reason]
+    files = body["files"]
+
+    def file_flaw(name: str) -> str:
+        size, crc = files[name]
+        try:
+            if not (path / name).is_file():
+                return f"{name} is missing"
+            found = (path / name).stat().length
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+            if checksums and _file_crc(path / name) != crc:
+                return f"{name} was changed (its checksum differs)"
+        except OSError as error:
+            return f"{name} cannot be read ({_reason(error)})"
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        return [reason for reason in pool.map(file_flaw, files) if reason]
+
+
+def _body(path: epath.Path, step: str) -> tuple[dict[str, Any], str]:
+    """What the manifest says, and why that cannot be trusted."""
     if not path.is_dir():
-        return "no such folder"
+        return {}, "no such folder"
     if not (path / NAME).exists():
         if not any(path.iterdir()):
-            return "an empty folder"
-        return "it has no manifest, so its save did not finish"
+            return {}, "an empty folder"
+        return {}, "it has no manifest, so its save did not finish"
     try:
         manifest = json.loads((path / NAME).read_text())
         body = manifest["body"]
         if manifest["crc32"] != _text_crc(body):
-            return "its manifest was changed"
-        if str(body["step"]) != path.name:
-            return f"its manifest is that of step {body['step']}"
-        files = body["files"]
+            return {}, "its manifest was changed"
+        if str(body["step"]) != step:
+            return {}, f"its manifest is that of step {body['step']}"
+        if any(_leads_out(name) for name in body["files"]):
+            return {}, "its manifest names a file outside of its folder"
     except (ValueError, KeyError, TypeError):
-        return "its manifest is not readable"
+        return {}, "its manifest is not readable"
+    return body, ""
 
-    def file_flaw(name: str) -> str:
-        size, crc = files[name]
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        found = (path / name).stat().length
-        if found != size:
-            return f"{name} has {found} bytes instead of {size}"
-        if checksums and _file_crc(path / name) != crc:
-            return f"{name} was changed (its checksum differs)"
-        return ""
 
-    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        return next((reason for reason in pool.map(file_flaw, files) if reason), "")
+def _leads_out(name: str) -> bool:
+    parts = name.split("/")
+    return ".." in parts or "" in parts or "\\" in name
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
 
 
 def write(path: epath.Path, step: int, leaves: dict[str, list]) -> None:
@@ -83,9 +119,22 @@ def write(path: epath.Path, step: int, leaves: dict[str, list]) -> None:
     os.close(folder)
 
 
+def is_of_another_step(path: epath.Path) -> bool:
+    """Whether a step folder has a manifest that names another step than the folder."""
+    try:
+        return str(json.loads((path / NAME).read_text())["body"]["step"]) != path.name
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def read_leaves(path: epath.Path) -> dict[str, list]:
     """{leaf name: [dtype, shape]} of a step folder that verifies."""
     return json.loads((path / NAME).read_text())["body"]["leaves"]
+
+
+def read_files(path: epath.Path) -> dict[str, list[int]]:
+    """{file name: [size, crc32]} of a step folder that verifies, itself left out."""
+    return json.loads((path / NAME).read_text())["body"]["files"]
 
 
 def _files(path: epath.Path, prefix: str = "") -> Iterator[str]:

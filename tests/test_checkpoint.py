@@ -1,12 +1,15 @@
 """Checkpoints: bit for bit, on other meshes, past broken steps, through a kill."""
 
+import errno
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import flax.struct
@@ -15,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 from jax.sharding import AxisType, NamedSharding
 
-from rl_jax import checkpoint, manifest
+from rl_jax import checkpoint, manifest, step_folders
 from rl_jax.checkpoint import Checkpointer
 from rl_jax.errors import ConfigError
 
@@ -183,6 +187,31 @@ def test_a_saved_state_may_be_donated_at_once(tmp_path):
     np.testing.assert_array_equal(found["w"], np.arange(1 << 20, dtype=np.float32))
 
 
+def test_saving_returns_while_the_disk_still_hangs(tmp_path):
+    state = {"w": jnp.arange(1 << 16, dtype=jnp.float32)}
+    target = abstract(state)
+    may_go_on, hangs = threading.Event(), threading.Event()
+    with Checkpointer(str(tmp_path), keep=1) as checkpointer:
+        finalize = checkpointer._orbax.handler.finalize
+
+        def slow(*args, **kwargs):
+            hangs.set()
+            assert may_go_on.wait(30), "save() waits for the disk"
+            return finalize(*args, **kwargs)
+
+        checkpointer._orbax.handler.finalize = slow
+        checkpointer.save(1, state, {})
+        # Training goes on, and writes over the arrays that are being saved.
+        state = jax.jit(lambda s: {"w": -s["w"]}, donate_argnums=0)(state)
+        assert hangs.wait(30)
+        assert not checkpointer.poll() and not (tmp_path / "1").exists()
+        may_go_on.set()
+        checkpointer.wait()
+        assert (tmp_path / "1" / "manifest.json").exists()
+        _, found, _ = restored(checkpointer, target)
+    np.testing.assert_array_equal(found["w"], np.arange(1 << 16, dtype=np.float32))
+
+
 def test_an_empty_folder_restores_nothing(tmp_path):
     assert restored_step(str(tmp_path / "new")) is None
     assert checkpoint.latest_step(str(tmp_path / "absent")) is None
@@ -212,30 +241,128 @@ def missing_manifest(step_dir):
     (step_dir / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize(
-    "damage, reason",
-    [
-        (empty_folder, "checkpoint 3 in .* skipped: an empty folder"),
-        (truncated_file, r"checkpoint 2 in .* skipped: state/\S+ has \d+ bytes inst"),
-        (garbage_byte, r"checkpoint 2 in .* skipped: state/\S+ was changed"),
-        (missing_file, r"checkpoint 2 in .* skipped: state/\S+ is missing"),
-        (missing_manifest, "checkpoint 2 in .* skipped: it has no manifest"),
-    ],
-)
-def test_a_broken_newest_step_is_reported_skipped_and_replaced(
-    tmp_path, capfd, damage, reason
-):
+def left_over(step_dir):
+    shutil.copytree(step_dir, step_dir.with_name("3.orbax-checkpoint-tmp"))
+    (step_dir.with_name("3.orbax-checkpoint-tmp") / "manifest.json").unlink()
+
+
+def copied_by_hand(step_dir):
+    shutil.copytree(step_dir, step_dir.with_name("2 copy"))
+
+
+def renamed(step_dir):
+    step_dir.rename(step_dir.with_name("2 copy"))
+
+
+def copied_as_another_step(step_dir):
+    shutil.copytree(step_dir, step_dir.with_name("3"))
+
+
+def folder_in_place_of_a_file(step_dir):
+    path = largest_file(step_dir)
+    path.unlink()
+    path.mkdir()
+
+
+def folder_in_place_of_the_manifest(step_dir):
+    missing_manifest(step_dir)
+    (step_dir / "manifest.json").mkdir()
+
+
+def file_in_place_of_the_step(step_dir):
+    shutil.rmtree(step_dir)
+    step_dir.write_text("")
+
+
+SKIPPED = "checkpoint {} in .* skipped: "
+BROKEN = {
+    empty_folder: (2, SKIPPED.format(3) + "an empty folder"),
+    left_over: (2, r"removed unfinished checkpoint 3: .* was left by a save that was"),
+    truncated_file: (1, SKIPPED.format(2) + r"state/\S+ has \d+ bytes instead of \d+"),
+    garbage_byte: (1, SKIPPED.format(2) + r"state/\S+ was changed"),
+    missing_file: (1, SKIPPED.format(2) + r"state/\S+ is missing"),
+    missing_manifest: (1, SKIPPED.format(2) + "it has no manifest"),
+    copied_by_hand: (2, SKIPPED.format("'2 copy'") + "not the name of a step"),
+    renamed: (1, SKIPPED.format("'2 copy'") + "not the name of a step"),
+    copied_as_another_step: (2, SKIPPED.format(3) + "its manifest is that of step 2"),
+    folder_in_place_of_a_file: (1, SKIPPED.format(2) + r"state/\S+ is missing"),
+    folder_in_place_of_the_manifest: (1, SKIPPED.format(2) + "it cannot be read"),
+    file_in_place_of_the_step: (1, SKIPPED.format("'2'") + "a file, not a folder"),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN, ids=lambda one: one.__name__)
+def test_a_broken_newest_step_is_one_warning_and_is_replaced(tmp_path, capfd, damage):
+    good, reason = BROKEN[damage]
     save_small(str(tmp_path), 1, 2)
     damage(tmp_path / "2")
-    good = 2 if damage is empty_folder else 1
     assert restored_step(str(tmp_path)) == good
     out = capfd.readouterr().out
-    assert len(out.splitlines()) == 1
+    assert len(out.splitlines()) == 1, out
     assert re.search(reason, out)
     assert checkpoint.latest_step(str(tmp_path)) == good
 
     save_small(str(tmp_path), good + 1)
     assert restored_step(str(tmp_path)) == good + 1
+
+
+def refused(path, mode="r", *args, **kwargs):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+
+
+def test_a_step_that_may_not_be_read_is_one_warning(tmp_path, capfd, monkeypatch):
+    save_small(str(tmp_path), 1, 2)
+    crc_of = manifest._file_crc
+
+    def one_refused(path):
+        return refused(path) if "/2/state/" in os.fspath(path) else crc_of(path)
+
+    monkeypatch.setattr(manifest, "_file_crc", one_refused)
+    assert restored_step(str(tmp_path)) == 1
+    (line,) = capfd.readouterr().out.splitlines()
+    assert re.search(SKIPPED.format(2) + r"state/\S+ cannot be read \(Permission", line)
+
+
+def test_a_manifest_that_may_not_be_read_is_one_warning(tmp_path, capfd, monkeypatch):
+    save_small(str(tmp_path), 1, 2)
+    read_text = type(epath.Path(tmp_path)).read_text
+
+    def one_refused(path, *args, **kwargs):
+        if os.fspath(path).endswith("/2/manifest.json"):
+            return refused(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "read_text", one_refused)
+    assert restored_step(str(tmp_path)) == 1
+    (line,) = capfd.readouterr().out.splitlines()
+    assert re.search(SKIPPED.format(2) + r"it cannot be read \(Permission", line)
+
+
+def test_several_broken_steps_are_a_line_each(tmp_path, capfd):
+    save_small(str(tmp_path), 1, 2, 3)
+    missing_manifest(tmp_path / "2")
+    truncated_file(tmp_path / "3")
+    assert restored_step(str(tmp_path)) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["3", "2"]
+
+
+def test_an_old_copy_below_the_newest_step_is_not_worth_a_line(tmp_path, capfd):
+    save_small(str(tmp_path), 1, 2)
+    shutil.copytree(tmp_path / "1", tmp_path / "1 copy")
+    assert restored_step(str(tmp_path)) == 2
+    assert capfd.readouterr().out == ""
+
+
+def test_somebodys_copy_under_another_number_is_moved_aside_not_deleted(
+    tmp_path, capfd
+):
+    save_small(str(tmp_path), 1)
+    (tmp_path / "1").rename(tmp_path / "2")
+    save_small(str(tmp_path), 2)
+    assert "moved what was there" in capfd.readouterr().out
+    assert (tmp_path / "2.aside1" / "manifest.json").exists()
+    assert restored_step(str(tmp_path)) == 2
 
 
 def test_what_we_did_not_create_is_moved_aside_and_never_deleted(tmp_path, capfd):
@@ -315,7 +442,7 @@ def test_a_relative_folder_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_small("run/checkpoints", 1)
     assert (tmp_path / "run" / "checkpoints" / "1" / "manifest.json").exists()
-    assert checkpoint._absolute("gs://bucket/run").as_posix() == "gs://bucket/run"
+    assert step_folders.absolute("gs://bucket/run").as_posix() == "gs://bucket/run"
 
 
 @pytest.mark.parametrize(
