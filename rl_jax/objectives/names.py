@@ -73,3 +73,8 @@ Compat = Literal["trl", "verl"]
 Denominator = Literal["old", "sampler"]
 KlPlace = Literal["loss", "reward", "return"]
 Overlong = Literal["dapo", "openrlhf", "verl"]
+PreferencePreset = Literal[
+    "dpo", "cdpo", "dpo_norm", "llama3", "ipo", "ipo_mean", "hinge"
+]
+PreferenceKind = Literal["sigmoid", "ipo", "hinge"]
+PreferenceAverage = Literal["sum", "mean"]
