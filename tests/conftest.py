@@ -3,8 +3,10 @@
 RL_JAX_TEST_PLATFORM=cuda runs the tests of the kernels for GPUs on one.
 """
 
+import gc
 import importlib.metadata
 import os
+import pathlib
 
 import pytest
 
@@ -33,3 +35,20 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+# A program compiled for the CPU holds pieces of memory of its own, of which Linux lets
+# a process have 65,530 (vm.max_map_count); beyond that LLVM crashes.
+_MOST_PIECES = 30_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_compiled_programs():
+    """Forgets what earlier modules compiled before there is too much of it."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > _MOST_PIECES:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()

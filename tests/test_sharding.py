@@ -27,6 +27,7 @@ from rl_jax.models import decoder
 from rl_jax.models.params import Params, layout, map_layout, num_params
 from rl_jax.models.spec import Attention, ModelSpec
 from rl_jax.objectives.policy import PRESETS
+from rl_jax.rollout import engine as engines
 from rl_jax.rollout import programs
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
@@ -155,6 +156,7 @@ def run(sizes: tuple[int, int, int]) -> Run:
         )
         kept = jax.jit(lambda grads: jax.tree.map(jnp.copy, grads))(policy)
         state, metrics = learner.apply_gradient(state, policy)
+        engines._programs.cache_clear()  # which engines of other meshes share
         engine = Engine(MODEL, ENGINE, mesh, seed=0)
         for request in REQUESTS:
             engine.submit(request)
@@ -346,7 +348,8 @@ def test_two_processes_give_the_updates_and_samples_of_one_device(one):
         want = _summary(one)
         assert found["tokens"] == want["tokens"]
         for name in ("numbers", "logps"):
-            np.testing.assert_allclose(found[name], want[name], rtol=0, atol=1e-4)
+            # Among the numbers are norms of a few hundred: 1e-5 of those is the bound.
+            np.testing.assert_allclose(found[name], want[name], rtol=1e-5, atol=1e-4)
 
 
 def _summary(found: Run) -> dict[str, list]:
