@@ -10,7 +10,7 @@
 #
 # ARGUMENTS are those of rl_jax.train. EXTRA is what pip installs besides (default
 # [tpu]). Exit codes are those of rl_jax.train: 0 done, 2 the configuration is wrong,
-# 143 stopped and saved, 1 a crash.
+# 3 a stage missed its gate, 143 stopped and saved, 1 a crash.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/python.sh
@@ -57,7 +57,7 @@ train() {
             code=0
             wait "$child" || code=$?
         done
-        case $code in 0 | 2 | 130 | 143) exit "$code" ;; esac
+        case $code in 0 | 2 | 3 | 130 | 143) exit "$code" ;; esac
         tries=$((tries + 1))
         if [ "$tries" -gt "${RESTARTS:-0}" ]; then exit "$code"; fi
         echo "exit code $code: the same command again in 10 s ($tries of $RESTARTS)"

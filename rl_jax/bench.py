@@ -2,6 +2,7 @@
 
 python -m rl_jax.bench rewards              maths against the bare library, the sandbox
 python -m rl_jax.bench kernels              against bare matmuls and the naive forms
+python -m rl_jax.bench checkpoint           what a save costs in time and memory
 python -m rl_jax.bench rewards --rounds=5   steadier figures on a busy machine
 
 Each figure is the median over rounds; within a round everything to be compared is
@@ -14,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rl_jax import command_line
+from rl_jax import command_line, host_memory
 from rl_jax.bench_figures import table
 from rl_jax.errors import ConfigError
 
@@ -27,12 +28,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "reach.",
     )
     add = parser.add_argument
-    add("what", choices=("rewards", "kernels"), help="what to measure")
+    add("what", choices=("rewards", "kernels", "checkpoint"), help="what to measure")
     add("--rounds", type=int, default=3, help="how often (default: 3)")
     add(
         "--answers", type=int, default=240, help="of rewards, in a round (default: 240)"
     )
     add("--programs", type=int, default=20, help="of rewards, in a round (default: 20)")
+    add("--megabytes", type=int, default=64, help="of the checkpoint (default: 64)")
+    add("--folder", default="", help="where to save it (default: a temporary one)")
     add("--json", metavar="FILE", help="also write the figures there")
     return parser.parse_args(argv)
 
@@ -40,13 +43,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Measures and prints; returns the exit code, 0 whatever the figures are."""
     args = arguments(argv)
-    for name in ("rounds", "answers", "programs"):
+    for name in ("rounds", "answers", "programs", "megabytes"):
         if getattr(args, name) < 1:
             raise ConfigError(
                 f"--{name} is {getattr(args, name)}.\nExpected 1 or more."
             )
     print(f"cores        {len(os.sched_getaffinity(0))}, load {os.getloadavg()[0]:.1f}")
     # Imported when they are asked for: rewards are to be measured without jax.
+    host_memory.limit_arenas()  # as a training run does
     if args.what == "kernels":
         import jax
 
@@ -55,6 +59,10 @@ def main(argv: Sequence[str]) -> int:
         figures = bench_kernels.figures(args.rounds)
         if jax.default_backend() == "gpu":  # against the plain form, at large shapes
             figures += bench_gpu.figures(args.rounds)
+    elif args.what == "checkpoint":
+        from rl_jax import bench_checkpoint
+
+        figures = bench_checkpoint.figures(args.rounds, args.megabytes, args.folder)
     else:
         from rl_jax import bench_rewards
 

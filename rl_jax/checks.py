@@ -12,16 +12,18 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_jax import schema
+from rl_jax import dag, schema
 from rl_jax.data import sources
 from rl_jax.errors import ConfigError
+from rl_jax.kinds import KINDS
 from rl_jax.rewards import registry, routing
 
 if TYPE_CHECKING:
-    from rl_jax.config import Run, StageConfig
+    from rl_jax.config_keys import Run, StageConfig
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PROBLEMS_ONLY = ("word_problems",)  # built-in tasks without demonstrations
+SUPERVISED = ("pretrain", "sft")  # kinds that learn demonstrations
 
 
 def fault(text: str, *fixes: tuple[str, Any], note: str = "") -> ConfigError:
@@ -95,6 +97,40 @@ STAGE_BOUNDS = {
     "objective.length_coef": NOT_NEGATIVE,
     "objective.length_from": ONE_OR_MORE,
     "objective.max_refills": NOT_NEGATIVE,
+    "objective.reference_every": NOT_NEGATIVE,
+    "data.wrong_share": FRACTION,
+    "reward.model_weight": ANY,
+    "reward.hidden_gap": POSITIVE,
+    "curriculum.retire_at": FRACTION,
+    "curriculum.retire_after": ONE_OR_MORE,
+    "curriculum.reenter_after": NOT_NEGATIVE,
+    "curriculum.floor": PROBABILITY,
+    "distill.temperature": POSITIVE,
+    "distill.top_k": NOT_NEGATIVE,
+    "distill.outcome": NOT_NEGATIVE,
+    "distill.bound": NOT_NEGATIVE,
+    "select.min_score": ANY,
+    "select.max_per_prompt": NOT_NEGATIVE,
+    "select.min_gap": NOT_NEGATIVE,
+    "select.max_prompts": NOT_NEGATIVE,
+    "select.max_pass_rate": FRACTION,
+    "select.held_out": DECAY,
+    "curate.near": FRACTION,
+    "curate.near_ngram": ONE_OR_MORE,
+    "curate.ngram": ONE_OR_MORE,
+    "curate.overlap": FRACTION,
+    "curate.min_pass_rate": FRACTION,
+    "curate.max_pass_rate": FRACTION,
+    "merge.ema": DECAY,
+    "gate.at_least": ANY,
+    "gate.at_most": ANY,
+    "gate.rise": ANY,
+    "gate.fall": ANY,
+    "preference.beta": POSITIVE,
+    "preference.label_smoothing": Bound("from 0 to 0.5", lambda x: 0 <= x <= 0.5),
+    "preference.nll_coef": NOT_NEGATIVE,
+    "preference.pairs_per_step": ONE_OR_MORE,
+    "ranking.prompts_per_step": ONE_OR_MORE,
     "optim.lr": NOT_NEGATIVE,
     "optim.warmup_steps": NOT_NEGATIVE,
     "optim.final_lr_fraction": FRACTION,
@@ -128,13 +164,19 @@ def check_run(run: "Run") -> None:
         )
     for i, stage in enumerate(run.stages):
         _check_bounds(stage, STAGE_BOUNDS, stage.prefix)
-        _check_init(stage, [earlier.name for earlier in run.stages[:i]])
-        _check_data(stage)
+        earlier = run.stages[:i]
+        _check_init(
+            stage, [one.name for one in earlier if dag.makes(run, one) == "policy"]
+        )
+        _check_data(
+            stage, [one.name for one in earlier if dag.makes(run, one) == "data"]
+        )
         _check_eval(stage)
         _check_reward(stage)
         if stage.kind == "rl":
             _check_rl(stage)
         _check_rows(run, stage)
+        _check_gate(stage)
 
 
 def _check_bounds(holder: Any, bounds: dict[str, Bound], prefix: str) -> None:
@@ -195,8 +237,10 @@ def _check_model(run: "Run") -> None:
 
 
 def _check_init(stage: "StageConfig", earlier: list[str]) -> None:
-    known = ["base", *earlier]
-    if stage.init in known or "://" in stage.init or os.path.isdir(stage.init):
+    known = ["base", "new", *earlier]
+    word, at, step = stage.init.rpartition("@")
+    name = word if at and step.isdecimal() else stage.init
+    if name in known or "://" in stage.init or os.path.isdir(name):
         return
     raise fault(
         f"config.{stage.prefix}init is {stage.init!r}, expected "
@@ -205,10 +249,10 @@ def _check_init(stage: "StageConfig", earlier: list[str]) -> None:
     )
 
 
-def _check_data(stage: "StageConfig") -> None:
+def _check_data(stage: "StageConfig", stages: list[str]) -> None:
     key, built_in = f"{stage.prefix}data.", sources.BUILT_IN
     kinds = f"; FILE may be a file, a glob or a folder of {', '.join(DATA_SUFFIXES)}"
-    if not stage.data.train:
+    if not stage.data.train and "data.train" not in KINDS[stage.kind].left_out:
         raise fault(
             f"config.{key}train is empty: there is nothing to train on",
             (f"{key}train", "FILE"),
@@ -216,10 +260,11 @@ def _check_data(stage: "StageConfig") -> None:
             note=kinds,
         )
     template_variables(stage.data.template_variables, f"{key}template_variables")
-    for name in ("train", "eval"):
+    known = (*built_in, *stages)
+    for name in ("train", "eval", "held_out"):
         text = getattr(stage.data, name)
         for source in sources.parse(text, f"{key}{name}"):
-            if wrong := "" if source.path in built_in else _wrong_path(source.path):
+            if wrong := "" if source.path in known else _wrong_path(source.path):
                 within = "is" if source.path == text else "names"
                 raise fault(
                     f"config.{key}{name} {within} {source.path!r}, which {wrong}",
@@ -227,20 +272,29 @@ def _check_data(stage: "StageConfig") -> None:
                     (f"{key}{name}", built_in[0]),
                     note=kinds,
                 )
-            if name == "eval" and source.weight is not None:
+            if name != "train" and source.weight is not None:
                 raise fault(
-                    f"config.{key}eval gives {source.path!r} a share, but an "
-                    "evaluation takes prompts from each source in turn",
-                    (f"{key}eval", source.path),
+                    f"config.{key}{name} gives {source.path!r} a share, but an "
+                    "evaluation takes rows from each source in turn",
+                    (f"{key}{name}", source.path),
                 )
     for source in sources.parse(stage.data.train):
-        if stage.kind == "sft" and source.path in PROBLEMS_ONLY:
+        if stage.data.wrong_share and source.path in sources.AS_THEY_ARE:
             raise fault(
-                f"config.{key}train names {source.path!r}, a task for reinforcement "
-                "learning: it has no demonstrations to learn from",
-                (f"{key}train", built_in[0]),
-                (f"{key}train", "FILE"),
+                f"config.{key}wrong_share is {stage.data.wrong_share}, but the "
+                f"demonstrations of {source.path!r} are what they are",
+                (f"{key}wrong_share", 0.0),
+                (f"{key}train", "sums"),
             )
+    for name in ("train", "held_out") if stage.kind in SUPERVISED else ():
+        for source in sources.parse(getattr(stage.data, name)):
+            if source.path in PROBLEMS_ONLY:
+                raise fault(
+                    f"config.{key}{name} names {source.path!r}, a task for "
+                    "reinforcement learning: it has no demonstrations to learn from",
+                    (f"{key}{name}", built_in[0]),
+                    (f"{key}{name}", "FILE"),
+                )
 
 
 def _wrong_path(path: str) -> str:
@@ -292,8 +346,10 @@ def _beside(path: str) -> str:
 
 def _check_eval(stage: "StageConfig") -> None:
     key = stage.prefix
-    if not stage.eval.every:
+    if not stage.eval.every or "data.eval" in KINDS[stage.kind].left_out:
         return
+    if stage.data.held_out and not stage.data.eval:
+        return  # only the loss is measured
     if not stage.data.eval:
         generated = stage.data.train in sources.BUILT_IN
         raise fault(
@@ -318,24 +374,33 @@ def _check_eval(stage: "StageConfig") -> None:
         )
 
 
-def _check_reward(stage: "StageConfig") -> None:
-    functions, weights = stage.reward.functions, stage.reward.weights
-    key = f"{stage.prefix}reward."
+def check_functions(functions: tuple[str, ...], key: str) -> None:
+    """Raises ConfigError for a reward function that is not there.
+
+    Args:
+        key: of the config, without "config.", that names them.
+    """
     for name in functions:
         file, colon, _ = name.rpartition(":")
         if colon and file.endswith(".py") and not os.path.isfile(file):
             raise fault(
-                f"config.{key}functions has {name!r}, but there is no file {file!r} "
+                f"config.{key} has {name!r}, but there is no file {file!r} "
                 f"in {os.getcwd()}",
-                (f"{key}functions", "PATH.py:FUNCTION"),
+                (key, "PATH.py:FUNCTION"),
             )
         if not colon and name not in registry.BUILT_IN:
             near = (schema.nearest(name, registry.BUILT_IN) or ["maths"])[0]
             raise fault(
-                f"config.{key}functions has {name!r}, expected names among "
+                f"config.{key} has {name!r}, expected names among "
                 f"{', '.join(registry.BUILT_IN)}, or FILE.py:FUNCTION",
-                (f"{key}functions", tuple(near if f == name else f for f in functions)),
+                (key, tuple(near if f == name else f for f in functions)),
             )
+
+
+def _check_reward(stage: "StageConfig") -> None:
+    functions, weights = stage.reward.functions, stage.reward.weights
+    key = f"{stage.prefix}reward."
+    check_functions(functions, f"{key}functions")
     routing.parse(stage.reward.routes, f"config.{key}routes")
     registry.parse_options(stage.reward.options, f"config.{key}".rstrip("."))
     if not functions or len(set(functions)) < len(functions):
@@ -385,9 +450,26 @@ def _check_rl(stage: "StageConfig") -> None:
         )
 
 
+def _check_gate(stage: "StageConfig") -> None:
+    gate, key = stage.gate, f"{stage.prefix}gate."
+    bounds = (gate.at_least, gate.at_most, gate.rise, gate.fall)
+    asks = any(bound is not None for bound in bounds)
+    if asks and not gate.metric:
+        raise fault(
+            f"config.{key}metric is empty, so the gate asks for nothing",
+            (f"{key}metric", "eval/accuracy"),
+        )
+    if gate.metric and not asks:
+        raise fault(
+            f"config.{key}metric is {gate.metric!r}, but the gate has no bound for it: "
+            "at_least, at_most, rise or fall",
+            (f"{key}at_least", 0.5),
+        )
+
+
 def _check_rows(run: "Run", stage: "StageConfig") -> None:
     batch, key = stage.batch, stage.prefix
-    if stage.kind == "sft" and batch.rows_per_step % batch.micro_rows:
+    if stage.kind in SUPERVISED and batch.rows_per_step % batch.micro_rows:
         raise fault(
             f"config.{key}batch.rows_per_step={batch.rows_per_step} is not a multiple "
             f"of config.{key}batch.micro_rows={batch.micro_rows}",

@@ -2,6 +2,7 @@
 
     python -m rl_jax.train --config=FILE[:ARG] --workdir=DIR [--config.KEY=VALUE ...]
     python -m rl_jax.train --config=FILE[:ARG] --inspect_data [--config.KEY=VALUE ...]
+    ... --only=STAGE or --from=STAGE, of a chain
 
 Loading a recipe and setting its keys is left to ml_collections' config_flags, on flags
 of our own that clash with nobody's. Around it: nothing is ignored, the order is free,
@@ -27,7 +28,7 @@ from rl_jax.errors import ConfigError
 
 CONFIG_ERROR_CODE = 2  # schedulers are told not to retry on it
 TERMINATION_LOG = "/dev/termination-log"  # Kubernetes shows its text for a dead pod
-FLAGS = ("config", "workdir", "inspect_data", "help")
+FLAGS = ("config", "workdir", "inspect_data", "only", "from", "help")
 HELP = ("help", "h", "helpfull", "helpshort")
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True}
 BOOLEANS |= {"false": False, "no": False, "off": False, "0": False}
@@ -40,6 +41,8 @@ class CommandLine(NamedTuple):
     workdir: str  # absolute, or a URL such as gs://bucket/run; "" only to inspect data
     overrides: list[str]  # "optim.lr=1e-06": each key once, the last value given
     inspect_data: bool = False  # show some rows instead of training
+    only: str = ""  # the one stage of a chain to run
+    start: str = ""  # --from: the first stage of a chain to run
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -92,7 +95,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
         )
     overrides = [f"{key}={schema.as_text(value)}" for key, value in values.items()]
     workdir = _absolute(workdir) if workdir else ""
-    return CommandLine(config, workdir, overrides, inspect_data)
+    stages = [_stage_flag(name, given) for name in ("only", "from")]
+    return CommandLine(config, workdir, overrides, inspect_data, *stages)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
@@ -135,6 +139,17 @@ def _inspect_data(given: Mapping[str, str | None]) -> bool:
     return text is None or BOOLEANS[text.lower()]
 
 
+def _stage_flag(name: str, given: Mapping[str, str | None]) -> str:
+    """The stage that --only or --from names; "" if it was not given."""
+    text = given.get(name, "")
+    if text is None or (name in given and not text):
+        raise ConfigError(
+            f"--{name} has no value, expected the name of a stage.\n"
+            f"Write e.g. `--{name}=rl`."
+        )
+    return text
+
+
 def _stray_error(word: str, table: Mapping[str, schema.Key]) -> ConfigError:
     """The error of a word that stands alone."""
     fault = f"{word!r} belongs to no flag: every setting starts with two dashes."
@@ -168,7 +183,9 @@ def _override_value(
     config: schema.Tree,
 ) -> Any:
     """The value that an override gives to a key of the config."""
-    if key.rpartition(".")[2] == "kind":
+    kinds = defaults.kinds_of(config)
+    own = [f"{name}.kind" for name in kinds] if isinstance(kinds, dict) else ["kind"]
+    if key in own:
         raise ConfigError(
             f"--config.{key} cannot be changed: it decides which keys there are.\n"
             "Take a recipe of that kind: --help lists those in ./configs."

@@ -11,23 +11,31 @@ COMMAND = "python -m rl_jax.train"
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # for a space inside a value, while lines are wrapped
 WIDTH = 88
 INDENT = 18  # columns of a group's name
+_MOST_IN_FULL = 2  # stages of a chain that are printed with every key
 
 
 def describe(config: schema.Tree, overrides: Iterable[str] = ()) -> str:
     """The whole tree, one paragraph a group; `*` marks what the command line set.
 
-    Sizes of the model are left out where a folder of weights brings its own.
+    Sizes of the model are left out where a folder of weights brings its own. Of a
+    chain of more than two stages only what is not a default is shown.
 
     Args:
         overrides: "optim.lr=1e-06" each, as `command_line.parse` gives them.
     """
     marked = {text.partition("=")[0] for text in overrides}
     values = schema.leaves(config)
+    kinds = defaults.kinds_of(config)
+    is_long = isinstance(kinds, dict) and len(kinds) > _MOST_IN_FULL
     groups: dict[str, list[str]] = {}
-    for path, key in defaults.tree_keys(defaults.kinds_of(config)).items():
+    for path, key in defaults.tree_keys(kinds).items():
         if values["model.path"] and path in defaults.MODEL_SIZES:
             continue
         group, _, name = path.rpartition(".")
+        in_stage = is_long and path.partition(".")[0] in kinds
+        is_default = values[path] == key.default and name not in ("kind", "init")
+        if in_stage and is_default and path not in marked:
+            continue
         mark = "*" if path in marked else ""
         text = schema.quoted(schema.as_text(values[path], key.choices))
         text = f"{mark}{name}={text}"
@@ -44,6 +52,8 @@ def describe(config: schema.Tree, overrides: Iterable[str] = ()) -> str:
         for group, words in groups.items()
     ]
     lines = [line.replace(_NO_BREAK, " ") for line in lines]
+    if is_long:
+        lines.append("of each stage: what differs from its defaults (--help has all)")
     if marked:
         lines.append("* set on the command line")
     return "\n".join(lines)
@@ -83,6 +93,8 @@ def usage(config: schema.Tree | None) -> str:
             "shows rows with their tokens and what is learnt of them, and ends; "
             "--workdir is not needed",
         ),
+        _entry("--only", "runs this stage of a chain alone, from what is there"),
+        _entry("--from", "runs this stage of a chain and those after it"),
         "",
         "Recipes here:",
         *(_entry(path, text) for path, text in recipe.shipped().items()),

@@ -17,22 +17,17 @@ beside it a .stats.json says what was left out and why.
 """
 
 import argparse
-import json
-import os
 import pathlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rl_jax import command_line
 from rl_jax.data import curation, pass_rates, sources
 from rl_jax.data.curation import Removed
 from rl_jax.data.entries import Entry, entry, written
 from rl_jax.data.files import data_files, records
+from rl_jax.data.lines import json_text, write_lines, write_text
 from rl_jax.errors import ConfigError
-
-_MOST_EXAMPLES = 3  # of each reason, in the statistics
-_SHOWN = 160  # letters of an example
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -138,16 +133,8 @@ def _curate(args: argparse.Namespace) -> int:
         high=args.max_pass_rate,
         drop_unrated=args.unrated == "drop",
     )
-    reasons = [
-        {
-            "where": entries[i].record.where,
-            "prompt": entries[i].prompt,
-            **why._asdict(),
-        }
-        for i, why in sorted(removed.items())
-    ]
     if args.removed:
-        _write_lines(args.removed, reasons)
+        write_lines(args.removed, curation.reasons(entries, removed))
     kept = [i for i in range(len(entries)) if i not in removed]
     counts = curation.counted(removed)
     if not kept:
@@ -163,26 +150,18 @@ def _curate(args: argparse.Namespace) -> int:
         if args.samples and rates[i] is not None:
             values = values | {"pass_rate": rates[i]}
         lines.append(values)
-    _write_lines(args.out, lines)
-    first, sizes = 0, {}
-    for path, found in read.items():
-        inside = range(first, first + len(found))
-        sizes[path] = {"read": len(found), "kept": sum(i in inside for i in kept)}
-        first += len(found)
-    statistics = {
-        "read": len(entries),
-        "kept": len(kept),
-        "removed": counts,
-        "sources": sizes,
-        "conflicting_answers": conflicts,
-        "held_out": held_out,
-        "pass_rates": curation.histogram(rates, kept),
-        "examples": _examples(reasons),
-        "settings": vars(args),
-    }
+    write_lines(args.out, lines)
+    statistics = curation.statistics(
+        read,
+        removed,
+        rates,
+        conflicts=conflicts,
+        held_out=held_out,
+        settings=vars(args),
+    )
     stats = args.stats or f"{args.out.removesuffix('.jsonl')}.stats.json"
-    _write(stats, json.dumps(statistics, indent=1, ensure_ascii=False) + "\n")
-    print("\n".join(table(statistics)))
+    write_text(stats, [json_text(statistics, indent=1), "\n"])
+    print("\n".join(curation.table(statistics)))
     print(f"wrote             {args.out}, {stats}")
     return 0
 
@@ -280,56 +259,6 @@ def _entries(path: str, args: argparse.Namespace, columns: str) -> list[Entry]:
             )
         )
     return found
-
-
-def _examples(reasons: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first few rows that each reason left out, cut short."""
-    found = []
-    for name in curation.REASONS:
-        of_it = [line for line in reasons if line["reason"] == name][:_MOST_EXAMPLES]
-        found += [line | {"prompt": line["prompt"][:_SHOWN]} for line in of_it]
-    return found
-
-
-def table(statistics: dict[str, Any]) -> list[str]:
-    """The statistics for people."""
-    total = statistics["read"]
-
-    def row(name: str, count: int, more: str = "") -> str:
-        return f"{name:<18}{count:>10,}{count / total:>8.1%}{more}"
-
-    lines = [row("rows read", total)]
-    for reason, count in statistics["removed"].items():
-        more = ""
-        if reason == "exact duplicate" and statistics["conflicting_answers"]:
-            more = f"  {statistics['conflicting_answers']:,} with another answer"
-        lines.append(row(f"  {reason}", count, more))
-    lines.append(row("kept", statistics["kept"]))
-    if len(statistics["sources"]) > 1:
-        for path, count in statistics["sources"].items():
-            lines.append(f"  {path}: {count['kept']:,} of {count['read']:,}")
-    for path, count in statistics["held_out"].items():
-        lines.append(
-            f"held out  {path}: {count['found']:,} of {count['prompts']:,} prompts "
-            "found"
-        )
-    for name, count in statistics["pass_rates"].items():
-        lines.append(f"pass rate {name}: {count['kept']:,} of {count['read']:,}")
-    return lines
-
-
-def _write_lines(path: str, lines: Iterable[dict[str, Any]]) -> None:
-    # default=str: parquet has dates and decimals, which JSON has not.
-    text = (json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)
-    _write(path, "".join(text))
-
-
-def _write(path: str, text: str) -> None:
-    """Replaces a file, which a reader sees whole or not at all."""
-    target = pathlib.Path(path).expanduser()
-    temporary = target.with_name(target.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8", errors="surrogatepass")
-    os.replace(temporary, target)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,36 @@ class State:
 
 
 @flax.struct.dataclass
+class Referenced:
+    """A state with the reference that its KL is to, as a checkpoint has them."""
+
+    step: jax.Array
+    params: Params
+    opt_state: Any
+    reference: Params
+
+
+def with_reference(state: State, reference: Params) -> Referenced:
+    """Both in one."""
+    return Referenced(state.step, state.params, state.opt_state, reference)
+
+
+def without_reference(state: Referenced) -> tuple[State, Params]:
+    """Undoes `with_reference`."""
+    return State(state.step, state.params, state.opt_state), state.reference
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def replaced(reference: Params, params: Params) -> Params:
+    """The weights of now as the new reference, in the memory of the old one.
+
+    A copy, as the arrays of a state are donated to the next update.
+    """
+    del reference
+    return jax.tree.map(jnp.copy, params)
+
+
+@flax.struct.dataclass
 class Batch:
     """Packed rows on the device; see `data.packing.Packed` for what t speaks of.
 
@@ -116,11 +146,15 @@ def optimiser(
     b2: float,
     eps: float,
     clip_norm: float,
+    decayed: Any = None,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """AdamW after clipping by global norm, and its learning rate by step.
 
     Weight decay leaves norm scales alone. `clip_norm` 0 clips nothing. Moments are
     float32 whatever the weights are.
+
+    Args:
+        decayed: tree of bools, the weights that decay; None: the matrices of a policy.
     """
     end = lr * final_lr_fraction
     rest = max(1, total_steps - warmup_steps)
@@ -133,7 +167,8 @@ def optimiser(
         # The first step already moves: step k of the warm-up has lr * (k+1) / steps.
         warm = optax.linear_schedule(lr / warmup_steps, lr, max(1, warmup_steps - 1))
         after = optax.join_schedules([warm, after], [warmup_steps])
-    decayed = map_layout(lambda leaf: leaf.fan_in > 0, model)
+    if decayed is None:
+        decayed = map_layout(lambda leaf: leaf.fan_in > 0, model)
     adamw = optax.adamw(
         after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed
     )
@@ -155,7 +190,8 @@ def init_state(params: Params, tx: optax.GradientTransformation) -> State:
 
 
 def _scalar(params: Params):
-    return jax.sharding.NamedSharding(params.embed_VD.sharding.mesh, jax.P())
+    first = jax.tree.leaves(params)[0]
+    return jax.sharding.NamedSharding(first.sharding.mesh, jax.P())
 
 
 def to_device(packed: Packed, mesh: Mesh) -> Batch:
@@ -239,7 +275,26 @@ def make_learner(
         temperature: the sampler's; log-probabilities are taken under it. 1 for a
             supervised stage.
     """
+    gradients = _gradients(model, loss, num_groups, temperature)
 
+    def apply(state, grads):
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        metrics = {
+            "grad_norm": optax.tree.norm(grads),
+            "learning_rate": lr_schedule(state.step),
+        }
+        return State(state.step + 1, params, opt_state), metrics
+
+    return Learner(*gradients[:3], jax.jit(apply, donate_argnums=0), gradients[3])
+
+
+@functools.lru_cache(maxsize=8)
+def _gradients(
+    model: ModelSpec, loss: PolicyLoss | None, num_groups: int, temperature: float
+):
+    """(score, policy_gradient, supervised_gradient, zero_gradient), compiled once for
+    all stages of a chain that are alike."""
     logprobs = functools.partial(batch_logprobs, model=model, temperature=temperature)
 
     def policy(params, batch, outcome, num_tokens):
@@ -278,25 +333,15 @@ def make_learner(
         )
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
 
-    def apply(state, grads):
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        metrics = {
-            "grad_norm": optax.tree.norm(grads),
-            "learning_rate": lr_schedule(state.step),
-        }
-        return State(state.step + 1, params, opt_state), metrics
-
     def zeros(params):
         return jax.tree.map(lambda w: jnp.zeros_like(w, jnp.float32), params)
 
     donate = functools.partial(jax.jit, donate_argnums=1)
-    return Learner(
-        score=jax.jit(lambda params, batch: logprobs(params, batch)[0]),
-        policy_gradient=donate(functools.partial(add_gradient, policy)),
-        supervised_gradient=donate(functools.partial(add_gradient, supervised)),
-        apply_gradient=jax.jit(apply, donate_argnums=0),
-        zero_gradient=jax.jit(zeros),
+    return (
+        jax.jit(lambda params, batch: logprobs(params, batch)[0]),
+        donate(functools.partial(add_gradient, policy)),
+        donate(functools.partial(add_gradient, supervised)),
+        jax.jit(zeros),
     )
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 from jax.sharding import Mesh
 
-from rl_jax import checkpoint
+from rl_jax import checkpoint, reward_marker
 from rl_jax.data import tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
@@ -108,6 +108,14 @@ def _find_in_workdir(root: pathlib.Path, path: pathlib.Path, step: int | None) -
         folders = [root / name for name in reversed(config["stages"])]
     model = context.read_model_file(root)
     for folder in folders:
+        if (folder / reward_marker.NAME).is_file():
+            if folder == path:
+                raise ConfigError(
+                    f"{folder} is a reward model: it scores replies and writes none.\n"
+                    "Expected a stage that makes a policy; to train by this one, write "
+                    f"`--config.rl.reward.model={folder}`."
+                )
+            continue
         checkpoints = folder / CHECKPOINTS
         newest = checkpoint.latest_step(checkpoints) if step is None else step
         if newest is None or not (checkpoints / str(newest)).is_dir():

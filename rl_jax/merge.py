@@ -152,26 +152,11 @@ def check_same_tokens(founds: Sequence["Found"]) -> None:
 
     A folder without a tokenizer is taken to have that of the others.
     """
-    from rl_jax.data import tokenizer
+    from rl_jax.data import token_tables, tokenizer
 
     names = ("tokenizer.json", "tokenizer.model")
     have = [f for f in founds if any((f.files / name).is_file() for name in names)]
-    tables = []
-    for found in have:
-        text = tokenizer.load(found.files)
-        tables.append([text.token_text(i) for i in range(text.vocab_size)])
-    for found, table in zip(have[1:], tables[1:], strict=True):
-        if table == tables[0]:
-            continue
-        pairs = enumerate(zip(tables[0], table))
-        shortest = min(len(table), len(tables[0]))
-        at = next((i for i, (a, b) in pairs if a != b), shortest)
-        ours, theirs = (x[at] if at < len(x) else None for x in (tables[0], table))
-        raise ConfigError(
-            f"{found.name} has another tokenizer than {have[0].name}: token {at} is "
-            f"{theirs!r}, not {ours!r}.\nA row of their embeddings means two things; "
-            "only models of one tokenizer can be averaged."
-        )
+    token_tables.check_same([(f.name, tokenizer.load(f.files)) for f in have])
 
 
 def merge_folders(

@@ -42,6 +42,10 @@ METRICS: dict[str, Metric] = {
     # The update.
     "train/loss": Metric("loss", "the loss; nats per token in supervised stages"),
     "train/kl": Metric("nats", "estimated KL(policy || reference) per token"),
+    "train/reverse_kl": Metric(
+        "nats", "KL(student || teacher) per token; on-policy: estimated at drawn tokens"
+    ),
+    "train/forward_kl": Metric("nats", "KL(teacher || student) per token"),
     "train/grad_norm": Metric("norm", "global gradient norm before clipping"),
     "train/learning_rate": Metric(
         "rate", "learning rate, mean over the updates of the step"
@@ -58,6 +62,38 @@ METRICS: dict[str, Metric] = {
     "train/sampler_masked_fraction": Metric(
         "fraction", "tokens that the correction for the sampler leaves out"
     ),
+    # Pairs of replies (dpo). Both log-probabilities may fall while the margin grows,
+    # the chosen reply's too: the loss sees their difference only. Where they fall far,
+    # raise preference.beta, or preference.nll_coef.
+    "train/accuracy_pairs": Metric("fraction", "pairs whose chosen reply ranks higher"),
+    "train/score_margin": Metric(
+        "score", "reward models: score of the better reply less that of the worse"
+    ),
+    "train/accuracy_labels": Metric(
+        "fraction", "reward models: replies on the side of 0 that their label is on"
+    ),
+    "train/reward_margin": Metric("reward", "mean reward of chosen less rejected"),
+    "train/rewards/chosen": Metric(
+        "reward", "beta times the log-ratio of chosen replies to the reference"
+    ),
+    "train/rewards/rejected": Metric("reward", "the same of rejected replies"),
+    "train/logps/chosen": Metric("nats", "mean log-probability of a chosen reply"),
+    "train/logps/rejected": Metric("nats", "the same of a rejected reply"),
+    "train/nll": Metric("nats", "mean over pairs of a chosen reply's loss per token"),
+    # Reward functions that judge but do not train.
+    "reward/hidden/<function>": Metric("reward", "mean of one hidden function"),
+    "health/reward_gap": Metric(
+        "reward", "mean of what is trained on less that of the hidden functions"
+    ),
+    "health/reward_gap_alarm": Metric(
+        "flag", "1 while that gap has grown by more than reward.hidden_gap"
+    ),
+    # Which prompts are asked.
+    "data/retired": Metric("count", "prompts that are solved, and not asked"),
+    "data/asked_share": Metric("fraction", "prompts that were ever asked"),
+    "data/pass_rate": Metric(
+        "fraction", "right replies to a prompt since it entered, mean over the prompts"
+    ),
     # How far the run is.
     "train/num_tokens": Metric("tokens", "trained on, or drawn in RL, since step 0"),
     "train/epoch": Metric("epochs", "passes over the training rows since step 0"),
@@ -65,11 +101,52 @@ METRICS: dict[str, Metric] = {
     "eval/accuracy": Metric("fraction", "right answers at the training temperature"),
     "eval/accuracy_greedy": Metric("fraction", "right answers at temperature 0"),
     "eval/loss": Metric("nats", "mean negative log-likelihood per token"),
+    "eval/accuracy_pairs": Metric(
+        "fraction", "held-out pairs whose chosen reply ranks higher"
+    ),
+    "eval/score_margin": Metric("score", "as in train/, held-out rankings"),
+    "eval/accuracy_labels": Metric("fraction", "as in train/, held-out labels"),
+    "eval/reward_margin": Metric(
+        "reward", "mean reward of chosen less rejected, held-out pairs"
+    ),
+    "eval/logps/chosen": Metric("nats", "as in train/, held-out pairs"),
+    "eval/logps/rejected": Metric("nats", "as in train/, held-out pairs"),
+    "eval/kl": Metric(
+        "nats", "exact KL(student || teacher) per token, at the student's own replies"
+    ),
     "eval/mean_length": Metric("tokens", "mean length of a completion"),
     "eval/num_prompts": Metric("count", "prompts evaluated"),
+    # What a select or curate stage, which trains nothing, wrote and left out.
+    "select/prompts": Metric("count", "prompts asked"),
+    "select/samples": Metric("count", "replies drawn"),
+    "select/no_score": Metric("count", "replies that nobody could judge"),
+    "select/pass_rate": Metric("fraction", "correct among the replies judged"),
+    "select/pass_at_k": Metric("fraction", "prompts with a correct reply"),
+    "select/rows": Metric("count", "rows written of what was drawn"),
+    "select/prompts_kept": Metric("count", "prompts with a row"),
+    "select/kept_replies": Metric("count", "replies in those rows"),
+    "select/mean_score": Metric("reward", "mean score of the replies judged"),
+    "select/mean_score_kept": Metric(
+        "reward", "mean score of the replies kept; of pairs, the better ones"
+    ),
+    "select/mean_length": Metric("tokens", "mean length of the replies drawn"),
+    "select/mean_length_kept": Metric("tokens", "mean length of those kept, likewise"),
+    "select/mean_margin": Metric("reward", "mean of better less worse over pairs"),
+    "select/held_out": Metric("count", "of those rows, kept apart for others"),
+    "select/also": Metric("count", "rows appended from other sources"),
+    "curate/read": Metric("count", "rows read"),
+    "curate/kept": Metric("count", "rows written"),
+    "curate/removed": Metric("count", "rows left out"),
+    "curate/contaminated": Metric("count", "rows left out that hold a held-out prompt"),
+    "curate/duplicates": Metric("count", "rows left out as exact or near duplicates"),
+    "curate/pass_rate": Metric("fraction", "mean pass rate of the rows kept"),
     # Speed and memory.
     "perf/tokens_per_sec_generate": Metric("tokens/s", "tokens drawn, all devices"),
     "perf/tokens_per_sec_train": Metric("tokens/s", "tokens updated on, all devices"),
+    "perf/rows_filled": Metric(
+        "fraction", "positions of packed rows that hold a token (dpo)"
+    ),
+    "perf/num_devices": Metric("count", "devices of the run, all processes"),
     "perf/memory_bytes": Metric("bytes", "host memory of process 0 (resident set)"),
     "perf/device_memory_bytes": Metric(
         "bytes", "peak use of the fullest device of process 0"

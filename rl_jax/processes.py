@@ -133,6 +133,11 @@ def start(settings: Settings, same: Mapping[str, str] | None = None) -> Job:
     return _job
 
 
+def is_alone() -> bool:
+    """Whether this process is the only one of its job."""
+    return _job.line is None
+
+
 def wait(name: str, secs: float) -> None:
     """Waits until every process of the job is at the place called `name`.
 

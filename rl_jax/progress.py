@@ -18,6 +18,7 @@ def summary(metrics: Mapping[str, Any]) -> list[str]:
     if "train/reward" not in known:  # a policy loss says nothing by its size
         show("train/loss", "loss {:.4f}")
     show("train/accuracy", "accuracy {:.1%}")
+    show("train/accuracy_pairs", "pairs right {:.1%}")
     show("train/completions/mean_length", "length {:.0f}")
     show("perf/tokens_per_sec_generate", "{:,.0f} tokens/s")
     if "perf/tokens_per_sec_generate" not in known:
@@ -25,6 +26,7 @@ def summary(metrics: Mapping[str, Any]) -> list[str]:
     show("eval/accuracy", "eval accuracy {:.1%}")
     show("eval/accuracy_greedy", "greedy {:.1%}")
     show("eval/loss", "eval loss {:.4f}")
+    show("eval/accuracy_pairs", "eval pairs right {:.1%}")
     return parts
 
 

@@ -1,12 +1,13 @@
 """Trains the stages of a config.
 
     python -m rl_jax.train --config=configs/quickstart.py --workdir=DIR \
-        [--config.KEY=VALUE ...]
+        [--config.KEY=VALUE ...] [--only=STAGE | --from=STAGE]
 
 With --inspect_data it shows some rows as tokens, and ends; --workdir is not needed.
 
-Exit codes: 0 done, 2 the configuration is wrong (a retry will not help), 143 (130 for
-Ctrl-C) stopped by a signal and saved (the same command resumes), 1 a crash.
+Exit codes: 0 done, 2 the configuration is wrong, 3 a stage missed its gate (for both a
+retry will not help), 143 (130 for Ctrl-C) stopped by a signal and saved (the same
+command resumes), 1 a crash.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 
 from ml_collections import config_dict
 
-from rl_jax import command_line, processes
+from rl_jax import command_line, dag, host_memory, processes
 from rl_jax import config as configs
 from rl_jax.rewards import registry, routing
 
@@ -28,36 +29,51 @@ def main(argv: Sequence[str]) -> int:
     command = command_line.parse(argv)
     if command.inspect_data:
         return inspect_data(command.config, command.workdir)
-    return train(command.config, command.workdir, command.overrides)
+    return train(
+        command.config,
+        command.workdir,
+        command.overrides,
+        only=command.only,
+        start=command.start,
+    )
 
 
 def train(
     config: config_dict.ConfigDict,
     workdir: str | pathlib.Path,
     overrides: Sequence[str] = (),
+    *,
+    only: str = "",
+    start: str = "",
 ) -> int:
     """Trains `config` in `workdir`, or goes on where it stopped.
 
     Args:
         config: from `rl_jax.config.stage` or `chain`.
         overrides: keys to be marked as set by hand in what is printed.
+        only, start: names of stages, for --only and --from.
 
     Returns:
-        The exit code: 0, or 128 + the signal that stopped it.
+        The exit code: 0, 3, or 128 + the signal that stopped it.
 
     Raises:
         ConfigError: before anything is compiled or written.
     """
     run = configs.resolve(config)
+    dag.to_run(run, only, start)
     print(command_line.describe(config, overrides), flush=True)
+    host_memory.limit_arenas()  # saving would make the process grow
     # Imported late: a wrong configuration is told in less time than jax takes.
     from rl_jax.policy_config import policy_loss_spec
+    from rl_jax.preference_config import preference_loss_spec
     from rl_jax.stages import chain, reading
     from rl_jax.stages.context import Preempted, StopFlag
 
     for stage in run.stages:
         if stage.kind == "rl":  # now, and not when the stages before it are trained
             policy_loss_spec(stage)
+        if stage.kind == "dpo":
+            preference_loss_spec(stage)
     reading.check_data(run)
     check_sandbox(run)
     workdir = pathlib.Path(workdir).absolute()
@@ -69,9 +85,18 @@ def train(
         stop = StopFlag()
         stop.install()
         try:
-            chain.run(run, workdir, stop, started=lambda: _record(config, workdir))
+            chain.run(
+                run,
+                workdir,
+                stop,
+                started=lambda: _record(config, workdir),
+                choice=chain.Choice(only, start),
+            )
         except Preempted as stopped:
             return stopped.code
+        except chain.GateMissed as missed:
+            print(f"error: {missed}", file=sys.stderr, flush=True)
+            return missed.code
     return 0
 
 

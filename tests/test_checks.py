@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rl_jax import checks, schema
+from rl_jax import checks, config_keys, schema
 from rl_jax import config as defaults
 from rl_jax.data import sources
 from rl_jax.errors import ConfigError
@@ -291,7 +291,7 @@ def test_rows_must_divide_over_the_mesh_when_it_is_given():
     config = defaults.stage("rl")
     config.data.train = "arithmetic"
     config.mesh.replica, config.mesh.fsdp = 2, 4
-    assert defaults.resolve(config).mesh == defaults.Mesh(replica=2, fsdp=4)
+    assert defaults.resolve(config).mesh == config_keys.Mesh(replica=2, fsdp=4)
     config.rollout.slots = 12
     assert "rollout.slots=16" in message(config)
 
@@ -312,12 +312,12 @@ def test_names_are_those_of_the_code_that_takes_them():
     assert {*sources.BUILT_IN} == {*reading.PROBLEMS}
     problems_only = {*reading.PROBLEMS} - {*reading.DEMONSTRATIONS}
     assert {*checks.PROBLEMS_ONLY} == problems_only
-    formats = schema.keys(defaults.Reward)["answer_format"].choices
+    formats = schema.keys(config_keys.Reward)["answer_format"].choices
     assert set(formats) == set(registry.ANSWER_FORMATS)
 
 
 def test_the_mesh_and_the_model_spec_are_made_of_our_keys():
     models = pytest.importorskip("rl_jax.models.spec")
-    ours = {field.name for field in dataclasses.fields(defaults.Model)}
+    ours = {field.name for field in dataclasses.fields(config_keys.Model)}
     theirs = {field.name for field in dataclasses.fields(models.ModelSpec)}
     assert ours - theirs == {"path", "rope_theta"}

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from absl import flags
 
-from rl_jax import command_line, schema
+from rl_jax import command_line, config_keys, reward_marker, schema
 from rl_jax import config as defaults
 from rl_jax.errors import ConfigError
 
@@ -30,6 +30,7 @@ def get_config():
 '''
 # Another value of a key, where the one next to the default would break a rule.
 OTHER = {
+    "data.held_out": "arithmetic",
     "model.width": "256",
     "model.num_heads": "8",
     "model.num_kv_heads": "1",
@@ -51,14 +52,34 @@ OTHER = {
     "reward.options": "repetition.ngram=4",
     "init": "model",
     "stages": "sft",
+    "reward.model": "judge",
+    "reward.steps": "maths=1-3,format=2",
+    "reward.hidden": "exact",
+}
+# Keys that mean something only beside others.
+BESIDE = {
+    "data.wrong_share": ["data.train=sums"],
+    "reward.model_weight": ["reward.model=judge"],
+    "reward.steps": ["reward.functions=maths,format", "reward.weights=1,1"],
+    "reward.hidden_gap": ["reward.hidden=exact"],
+    "objective.reference_every": ["objective.kl_coef=0.1"],
+    "curriculum.retire_after": ["curriculum.retire_at=0.9"],
+    "curriculum.reenter_after": ["curriculum.retire_at=0.9"],
+    "curriculum.floor": ["curriculum.draw=hard"],
+    "gate.metric": ["gate.at_least=1"],
+    **{
+        f"gate.{bound}": ["gate.metric=eval/loss"]
+        for bound in ("at_least", "at_most", "rise", "fall")
+    },
 }
 
 
 @pytest.fixture(autouse=True)
 def recipes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("configs", "model"):
-        pathlib.Path(folder).mkdir()
+    for folder in ("configs", "model", "judge/checkpoints"):
+        pathlib.Path(folder).mkdir(parents=True)
+    reward_marker.write("judge", reward_marker.Marker("ranking", 0.0, 1.0, 1))
     pathlib.Path("configs/flat.py").write_text(FLAT.lstrip())
     pathlib.Path("configs/chain.py").write_text(CHAIN.lstrip())
     pathlib.Path("model/config.json").write_text("{}")
@@ -122,6 +143,7 @@ def test_all_these_set_the_steps(argv):
 )
 def test_every_key_can_be_overridden_with_another_valid_value(kind, key):
     argv = [f"--config=configs/flat.py:{kind}", "--workdir=run"]
+    argv += [f"--config.{word}" for word in BESIDE.get(key, [])]
     before = schema.leaves(command_line.parse(argv).config)
     text = another(key, defaults.tree_keys(kind)[key], before[key])
     config = command_line.parse([*argv, f"--config.{key}={text}"]).config
@@ -328,7 +350,7 @@ def test_sizes_without_effect_are_those_that_a_model_folder_brings():
     spec = set(models.ModelSpec.__dataclass_fields__)
     ours = {key.partition(".")[2] for key in defaults.MODEL_SIZES}
     chosen = {"dtype", "param_dtype", "float32_head", "remat"}
-    assert ours == (spec & {*defaults.Model.__dataclass_fields__}) - chosen | {
+    assert ours == (spec & {*config_keys.Model.__dataclass_fields__}) - chosen | {
         "rope_theta"  # of all layers; the spec has one for each
     }
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl_jax import config as defaults
-from rl_jax import schema
+from rl_jax import config_keys, kinds, schema
 from rl_jax.errors import ConfigError
 from rl_jax.policy_config import policy_loss_spec
 
@@ -37,10 +37,10 @@ def test_no_jax_is_imported_before_a_run_is_checked(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["sft", "rl"])
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_every_key_has_a_comment_that_fits_the_help_page(kind):
     for path, key in defaults.tree_keys(kind).items():
-        assert 8 < len(key.comment) < 70, path
+        assert 8 < len(key.comment) < 150, path
 
 
 def test_a_flat_config_is_one_stage_named_as_its_kind():
@@ -51,7 +51,7 @@ def test_a_flat_config_is_one_stage_named_as_its_kind():
 
 def test_a_chain_keeps_what_stages_share_at_the_top():
     config = two_stages()
-    shared = {"model", "mesh", "seed", "runtime", "export"}
+    shared = {"model", "mesh", "seed", "runtime", "export", "notes"}
     assert set(config.keys()) == shared | {"stages", "warm", "rl"}
     assert not shared & set(config.rl.keys())
     run = defaults.resolve(config)
@@ -61,25 +61,34 @@ def test_a_chain_keeps_what_stages_share_at_the_top():
     ]
 
 
-def test_keys_that_mean_nothing_for_a_kind_are_left_out():
-    sft, rl = (set(defaults.tree_keys(kind)) for kind in ("sft", "rl"))
-    assert rl - sft == {
-        "rollout.prompts_per_step",
-        "rollout.group_size",
-        "reward.shuffle",
-        "batch.updates_per_step",
-        *(path for path in rl if path.startswith("objective.")),
-    }
-    assert sft - rl == {"batch.rows_per_step", "data.completion_column"}
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_keys_that_mean_nothing_for_a_kind_are_left_out(kind):
+    every = set(schema.keys(config_keys.StageConfig))
+    own = set(defaults.kind_keys(kind))
+    for out in kinds.KINDS[kind].left_out:
+        gone = {key for key in every if f"{key}.".startswith(f"{out}.")}
+        assert gone, f"{out} is no key"
+        assert not gone & own
+        every -= gone
+    assert own == every
+    assert set(kinds.KINDS[kind].otherwise) <= own
+
+
+def test_only_kinds_that_train_have_an_optimiser():
+    for kind, properties in kinds.KINDS.items():
+        trains = properties.makes != "data" and kind != "merge"
+        assert ("optim.lr" in defaults.kind_keys(kind)) == trains
+        assert ("steps" in defaults.kind_keys(kind)) == trains
+    assert "objective" in defaults.stage("rl")
     assert "objective" not in defaults.stage("sft")
 
 
 def test_the_tree_and_the_dataclasses_have_the_same_defaults():
     config = flat()
     run = defaults.resolve(config)
-    assert dataclasses.replace(run.stages[0].batch, row_tokens=0) == defaults.Batch()
-    assert run.stages[0].optim == defaults.Optim()
-    assert run.stages[0].rollout == defaults.Rollout()
+    assert dataclasses.replace(run.stages[0].batch, row_tokens=0) == config_keys.Batch()
+    assert run.stages[0].optim == config_keys.Optim()
+    assert run.stages[0].rollout == config_keys.Rollout()
     assert defaults.stage("sft").optim.lr == 1e-5
 
 
@@ -141,7 +150,7 @@ def test_what_is_no_tree_of_ours_is_refused(thing):
 def test_unknown_kinds_and_bad_names_of_stages_are_refused():
     with pytest.raises(ConfigError, match=r"'sfft'.*\n.*stage\('sft'\)"):
         defaults.stage("sfft")
-    for name in ("model", "rl-2", "class", "items", "stages", "kind"):
+    for name in ("model", "rl-2", "class", "items", "stages", "base", "arithmetic"):
         with pytest.raises(ConfigError, match=name):
             defaults.chain({name: "rl"})
 
@@ -239,7 +248,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
     for name, names in taken.items():
         assert set(table[f"objective.{name}"].choices) == set(names), name
     fields = {field.name for field in dataclasses.fields(policy.PolicyLoss)}
-    ours = {field.name for field in dataclasses.fields(defaults.Objective)}
+    ours = {field.name for field in dataclasses.fields(config_keys.Objective)}
     assert ours - fields == {
         "name",
         "advantage",
@@ -249,6 +258,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
         "overlong_factor",
         "length_coef",
         "length_from",
+        "reference_every",
     }
 
 
@@ -275,9 +285,10 @@ def test_every_shipped_recipe_resolves_and_tells_how_to_run_it(path, tmp_path):
         config.model.path = str(tmp_path)
     for node in [config] if "kind" in config else [config[n] for n in config.stages]:
         for name in ("train", "eval"):
-            if node.data[name] not in ("", "arithmetic"):
+            if node.data.get(name, "").endswith(".jsonl"):
                 node.data[name] = str(tmp_path / "rows.jsonl")
     assert defaults.resolve(config).stages
     docstring = module.__doc__ or ""
-    assert f"--config=configs/{path.name} --workdir=" in docstring
+    written = path.relative_to(REPOSITORY).as_posix()
+    assert f"--config={written} --workdir=" in docstring
     assert "Expect:" in docstring

@@ -16,7 +16,7 @@ import tiny_stage as tiny
 from rl_jax import command_line, convert, generate
 from rl_jax.load import load
 from rl_jax.models import export
-from rl_jax.stages import chain
+from rl_jax.stages import chain, weights
 
 TIED, UNTIED = "qwen2", "llama"
 
@@ -167,7 +167,7 @@ def test_a_converted_folder_serves_wherever_a_work_folder_does(
     assert found.config is None
     jax.tree.map(np.testing.assert_array_equal, found.params, want.params)
     with tiny.built(workdir, rl__init=kept) as context:
-        params = chain.first_weights(context, context.run.stages[1])()
+        params = weights.policy(context, context.run.stages[1].init, "rl.init")()
     jax.tree.map(np.testing.assert_array_equal, params, want.params)
     said = []
     for path in (workdir, kept):

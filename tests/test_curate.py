@@ -190,3 +190,11 @@ def test_shares_and_built_in_tasks_are_not_files(data, tmp_path, capsys):
     assert "error: --data has the share '-1'" in capsys.readouterr().err
     ran(tmp_path, "--data=arithmetic", code=2)
     assert "built-in task" in capsys.readouterr().err
+
+
+def test_what_no_utf_8_holds_is_written_so_that_it_is_read(tmp_path):
+    rows = [{"prompt": "half \ud83d of a pair\u2028", "answer": "é"}]
+    data = write(tmp_path / "train.jsonl", rows)
+    ran(tmp_path, f"--data={data}")
+    (row,) = read_rows(tmp_path / "out.jsonl")
+    assert row.messages[0]["content"] == rows[0]["prompt"] and row.answer == "é"

@@ -4,10 +4,13 @@ import pytest
 
 from rl_jax.metric_names import METRICS, metric
 
+GROUPS = {"train", "eval", "reward", "data", "select", "curate", "perf", "time"}
+GROUPS |= {"health"}
+
 
 def test_every_metric_has_a_group_a_unit_and_a_meaning():
     for name, (unit, meaning) in METRICS.items():
-        assert name.split("/")[0] in {"train", "eval", "perf", "time", "health"}
+        assert name.split("/")[0] in GROUPS
         assert unit and meaning and not meaning.endswith(".")
     assert all(m.unit == "s" for n, m in METRICS.items() if n.startswith("time/"))
 

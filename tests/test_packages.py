@@ -21,7 +21,7 @@ from calls_into import PACKAGES, ROOT
 # What each one is here for, as one of its calls at least.
 WORK = {
     "jax": r"learner\.py .* -> value_and_grad$",
-    "flax": r"checkpoint\.py .* -> (to_state_dict|from_state_dict)$",
+    "flax": r"step_arrays\.py .* -> (to_state_dict|from_state_dict)$",
     "optax": r"learner\.py apply -> apply_updates$",
     "orbax-checkpoint": r"checkpoint\.py save -> .*AsyncCheckpointer\.save$",
     "grain": r"pipeline\.py stream -> MapDataset\.shuffle$",

@@ -139,6 +139,17 @@ def test_processes_meet_exchange_compute_and_leave(count):
 
 
 @slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_stop_at_the_same_step_and_asking_costs_little(count):
+    found = Job("agree", count).end()
+    for code, out, err in found.values():
+        assert code == 0, err
+        *_, agreed, cost = out.splitlines()
+        assert agreed == f"agreed at 150: {[0] * (count - 1) + [15]}"
+        assert float(cost.split()[1]) < 20.0  # ms; 0.1 on a machine that is idle
+
+
+@slow
 def test_one_that_does_not_come_is_named_in_time():
     found = Job("together", only=[0], START_SECS="3").end()
     code, _, err = found[0]

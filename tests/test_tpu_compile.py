@@ -177,6 +177,7 @@ def compile_all() -> dict[str, Program]:
         assert tuple(lowered) == PROGRAMS
         # What the tests below look for is found where it is: in the plain form.
         os.environ["RL_JAX_KERNELS"] = "plain"
+        learners._gradients.cache_clear()  # traced with the kernels
         learner = make_learner(MODEL, tx, schedule, loss=PRESETS["grpo"], num_groups=8)
         lowered["plain score"] = learner.score.lower(params, batch)
         return {name: _measured(x.compile()) for name, x in lowered.items()}

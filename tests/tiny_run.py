@@ -97,11 +97,18 @@ def metrics(workdir, stage) -> list[dict]:
     ]
 
 
-def train_shipped(config: str, workdir: pathlib.Path, *words: str) -> None:
-    """Trains a shipped config as a user does, on one CPU device."""
+def run_shipped(
+    config: str, workdir: pathlib.Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a shipped config as a user does, on one CPU device."""
     command = [sys.executable, "-m", "rl_jax.train"]
     command += [f"--config={ROOT}/{config}", f"--workdir={workdir}", *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True)
+
+
+def train_shipped(config: str, workdir: pathlib.Path, *words: str) -> None:
+    """Trains a shipped config to its end."""
+    done = run_shipped(config, workdir, *words)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 

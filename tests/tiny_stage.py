@@ -261,6 +261,9 @@ class FakePool:
         self.jobs: dict[int, dict] = {}
         self.log = [] if log is None else log
 
+    def weight(self, source: str) -> float:
+        return 1.0
+
     def submit(self, ticket: int, job: dict) -> None:
         self.log.append("submit")
         self.jobs[ticket] = job

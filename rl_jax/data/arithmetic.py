@@ -69,10 +69,10 @@ def rows(split: str, count: int, seed: int) -> list[Row]:
     ]
 
 
-def demonstrations(count: int, seed: int) -> list[Row]:
+def demonstrations(count: int, seed: int, split: str = "sft") -> list[Row]:
     """Conversations for a cold start: every fifth worked out, the others not."""
     out = []
-    for i, (problem, steps, answer) in enumerate(problems("sft", count, seed)):
+    for i, (problem, steps, answer) in enumerate(problems(split, count, seed)):
         boxed = f"\\boxed{{{answer}}}"
         reply = f"{steps}\n{boxed}" if i % 5 == 0 else boxed
         messages = (

@@ -6,7 +6,7 @@ Each function looks at the rows that none before it has left out, and adds its o
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rl_jax.data.contamination import HeldOut
 from rl_jax.data.duplicates import exact_duplicates, near_duplicates
@@ -20,6 +20,8 @@ REASONS = (
     "too hard",
     "no pass rate",
 )
+_MOST_EXAMPLES = 3  # of each reason, in the statistics
+_SHOWN = 160  # letters of an example
 
 
 class Removed(NamedTuple):
@@ -157,3 +159,91 @@ def histogram(
             count["read"] += 1
             count["kept"] += i in among
     return found
+
+
+def reasons(
+    entries: Sequence[Entry], removed: Mapping[int, Removed]
+) -> list[dict[str, Any]]:
+    """Of every row left out: where it stands, what it asks, and why."""
+    return [
+        {
+            "where": entries[i].record.where,
+            "prompt": entries[i].prompt,
+            **why._asdict(),
+        }
+        for i, why in sorted(removed.items())
+    ]
+
+
+def statistics(
+    entries: Mapping[str, Sequence[Entry]],
+    removed: Mapping[int, Removed],
+    rates: Sequence[float | None],
+    *,
+    conflicts: int,
+    held_out: Mapping[str, Mapping[str, int]],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What was kept and what was left out, in all and of each source.
+
+    Args:
+        entries: of each source, by its name; their indices go on from one to the next.
+        rates: pass rates, None where there is none.
+        conflicts: what `leave_out_duplicates` returned.
+        held_out: what `leave_out_contaminated` returned.
+        settings: that the choice was made by.
+    """
+    every = [entry for found in entries.values() for entry in found]
+    kept = [i for i in range(len(every)) if i not in removed]
+    first, sizes = 0, {}
+    for name, found in entries.items():
+        inside = range(first, first + len(found))
+        sizes[name] = {"read": len(found), "kept": sum(i in inside for i in kept)}
+        first += len(found)
+    return {
+        "read": len(every),
+        "kept": len(kept),
+        "removed": counted(removed),
+        "sources": sizes,
+        "conflicting_answers": conflicts,
+        "held_out": held_out,
+        "pass_rates": histogram(rates, kept),
+        "examples": _examples(reasons(every, removed)),
+        "settings": settings,
+    }
+
+
+def _examples(left_out: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first few rows that each reason left out, cut short."""
+    found = []
+    for name in REASONS:
+        of_it = [line for line in left_out if line["reason"] == name][:_MOST_EXAMPLES]
+        found += [line | {"prompt": line["prompt"][:_SHOWN]} for line in of_it]
+    return found
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """The statistics for people."""
+    total = found["read"]
+
+    def row(name: str, count: int, more: str = "") -> str:
+        return f"{name:<18}{count:>10,}{count / total:>8.1%}{more}"
+
+    lines = [row("rows read", total)]
+    for reason, count in found["removed"].items():
+        more = ""
+        if reason == "exact duplicate" and found["conflicting_answers"]:
+            more = f"  {found['conflicting_answers']:,} with another answer"
+        lines.append(row(f"  {reason}", count, more))
+    lines.append(row("kept", found["kept"]))
+    if len(found["sources"]) > 1:
+        for path, count in found["sources"].items():
+            lines.append(f"  {path}: {count['kept']:,} of {count['read']:,}")
+    for path, count in found["held_out"].items():
+        lines.append(
+            f"held out  {path}: {count['found']:,} of {count['prompts']:,} prompts "
+            "found"
+        )
+    for name, count in found["pass_rates"].items():
+        lines.append(f"pass rate {name}: {count['kept']:,} of {count['read']:,}")
+    return lines

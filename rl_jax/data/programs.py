@@ -90,10 +90,10 @@ def rows(split: str, count: int, seed: int) -> list[Row]:
     return out
 
 
-def demonstrations(count: int, seed: int) -> list[Row]:
+def demonstrations(count: int, seed: int, split: str = "sft") -> list[Row]:
     """Conversations for a cold start: every fourth right, the others a step short."""
     out = []
-    for i, (text, steps) in enumerate(problems("sft", count, seed)):
+    for i, (text, steps) in enumerate(problems(split, count, seed)):
         left_out = i % 4  # 3: none
         shown = steps[:left_out] + steps[left_out + 1 :]
         messages = (

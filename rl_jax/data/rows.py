@@ -1,30 +1,33 @@
-"""Data files to rows: problems to answer, conversations to learn, replies to compare.
+"""Data files to rows: problems to answer, conversations or texts to learn, pairs.
 
-A row is a conversation in messages, its reference answers, and whatever else the file
-has, kept for reward functions. Files are opened in files.py, columns are recognised in
-shapes.py and fields.py, tokens are made in chat.py.
+A row is a conversation in messages, or plain text; its reference answers; and whatever
+else the file has, kept for reward functions. Files are opened in files.py, columns are
+recognised in shapes.py and fields.py, tokens are made in chat.py and documents.py.
 """
 
 import dataclasses
+import decimal
 import functools
 import hashlib
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_jax.data import fields, shapes
-from rl_jax.data.files import Record, records
+from rl_jax.data.columns import configured, first_of, unrecognised, wrong_type
+from rl_jax.data.files import Record, json_type, records
 from rl_jax.data.messages import Messages
 from rl_jax.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One problem, or one conversation to learn from.
+    """One problem, or one conversation or text to learn from.
 
     Attributes:
-        messages: turns, each with `role` and `content`; see messages.py.
+        messages: turns, each with `role` and `content`; see messages.py. () for text.
         answer: the reference answer, trimmed; "" if there is none.
         data_source: the name by which a reward can tell one data set from another.
         index: position among all rows that were read with it, from 0.
@@ -32,6 +35,8 @@ class Row:
         tools: JSON schemas for the chat template; None if there are none.
         variables: what else the chat template is given, such as enable_thinking.
         other_answers: further answers that are as good as `answer`.
+        text: plain text to learn as it stands; None for a conversation.
+        weight: of each of its tokens in a supervised loss, 0 or more.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -42,6 +47,8 @@ class Row:
     tools: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     other_answers: tuple[str, ...] = ()
+    text: str | None = None
+    weight: float = 1.0
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -51,7 +58,8 @@ class Row:
     @functools.cached_property
     def id(self) -> str:
         """A name made of the content: the same wherever the row stands."""
-        return _hash(self.messages, self.answers, self.tools, self.variables)
+        plain = () if self.text is None else (self.text,)
+        return _hash(self.messages, self.answers, self.tools, self.variables, *plain)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +155,7 @@ def read_conversations(
     *,
     prompt_column: str = "",
     completion_column: str = "",
+    weight_column: str = "",
     framing: Framing = Framing(),
 ) -> list[Row]:
     """Whole conversations, to fine-tune on the assistant's turns.
@@ -157,15 +166,105 @@ def read_conversations(
             conversation if the last of them is the assistant's and no completion
             follows. "" recognises the row by its columns (shapes.py).
         completion_column: holds a string (one assistant turn), or messages.
+        weight_column: holds the row's weight in the loss, a number of 0 or more. ""
+            gives every row the weight 1.
 
     Raises:
-        ConfigError: as read_rows; and for a row without an assistant turn.
+        ConfigError: as read_rows; for a row without an assistant turn; and for a
+            weight that is none.
+    """
+    return [
+        _talk(record, i, prompt_column, completion_column, weight_column, framing)
+        for i, record in enumerate(records(path))
+    ]
+
+
+def read_texts(
+    path: str | pathlib.Path,
+    *,
+    text_column: str = "",
+    prompt_column: str = "",
+    completion_column: str = "",
+    weight_column: str = "",
+    framing: Framing = Framing(),
+) -> list[Row]:
+    """Plain texts, or else whole conversations, to pretrain on.
+
+    Args:
+        path: as for read_rows.
+        text_column: holds a string, the text as it is to be learnt. "" takes `text` or
+            `content` where they hold a string; not where `prompt_column` is named or
+            there are `messages` or `conversations`: those rows are conversations.
+        prompt_column, completion_column, weight_column: as for read_conversations.
+        framing: goes around conversations; a plain text stays as it is.
+
+    Raises:
+        ConfigError: as read_conversations; and for a row that is neither.
     """
     rows = []
-    for record in records(path):
-        messages, used = shapes.conversation(record, prompt_column, completion_column)
-        rows.append(_row(record, messages, (), len(rows), used, framing))
+    for i, record in enumerate(records(path)):
+        column = text_column or ("" if prompt_column else _text_column(record))
+        if not column:
+            if not (prompt_column or first_of(record, shapes.PROMPTS)):
+                raise unrecognised(record, "text", _TEXT_SHAPES)
+            talk = _talk(
+                record, i, prompt_column, completion_column, weight_column, framing
+            )
+            rows.append(talk)
+            continue
+        text = configured(record, column, "text")
+        if not isinstance(text, str):
+            raise wrong_type(record, column, text, "plain text, as a string")
+        used = (column, weight_column)
+        row = _row(record, [], (), i, used, Framing(data_source=framing.data_source))
+        weight = _weight(record, weight_column)
+        rows.append(dataclasses.replace(row, text=text, weight=weight))
     return rows
+
+
+def _text_column(record: Record) -> str:
+    """The column with plain text, "" if the row is something else."""
+    turns = first_of(record, ("messages", "conversations"))
+    if record.values.get(turns) is not None:
+        return ""
+    found = first_of(record, _TEXTS)
+    return found if isinstance(record.values.get(found), str) else ""
+
+
+_TEXTS = ("text", "content")
+_TEXT_SHAPES = (
+    "text; content; and of conversations messages; prompt, completion; conversations "
+    "(from, value); instruction, input, output"
+)
+
+
+def _talk(
+    record: Record,
+    index: int,
+    prompt_column: str,
+    completion_column: str,
+    weight_column: str,
+    framing: Framing,
+) -> Row:
+    messages, used = shapes.conversation(record, prompt_column, completion_column)
+    row = _row(record, messages, (), index, (*used, weight_column), framing)
+    return dataclasses.replace(row, weight=_weight(record, weight_column))
+
+
+def _weight(record: Record, column: str) -> float:
+    """The weight of a row in the loss; 1 without a column."""
+    if not column:
+        return 1.0
+    value = configured(record, column, "weight")
+    is_number = isinstance(value, int | float | decimal.Decimal)
+    if not is_number or isinstance(value, bool) or not 0 <= value < math.inf:
+        shown = json_type(value) if isinstance(value, list | dict) else repr(value)
+        raise ConfigError(
+            f"{record.where}: column {column!r} holds {shown}.\n"
+            "Expected the weight of the row in the loss, a number of 0 or more; 0 "
+            "leaves it out."
+        )
+    return float(value)
 
 
 def read_preferences(

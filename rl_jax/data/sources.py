@@ -14,11 +14,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from rl_jax.data.toys.table import TOYS
 from rl_jax.errors import ConfigError
 
 Item = TypeVar("Item")
 
-BUILT_IN = ("arithmetic", "programs", "word_problems")
+AS_THEY_ARE = ("arithmetic", "programs", "word_problems")  # without wrong_share
+BUILT_IN = (*AS_THEY_ARE, *TOYS)
 
 
 @dataclasses.dataclass(frozen=True)

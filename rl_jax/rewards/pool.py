@@ -1,9 +1,11 @@
 """The pool of reward workers: samples in, scores out, never in the loop's way."""
 
+import dataclasses
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rl_jax.errors import ConfigError
@@ -26,6 +28,9 @@ class RewardPool:
             path/to/file.py:function. They judge every sample.
         weights: one a function; 0 makes it a metric only.
         routes: instead of the two above, functions and weights by data source.
+        hidden: functions that judge every sample in a job of their own: a score has
+            their values as the parts "hidden/<name>", and is otherwise what it would
+            be without them, even where they fail or take too long.
         num_workers: samples graded at a time.
         timeout_secs: wall time a sample may take, from when its worker begins. The
             verdict `timeout` is there 0.5 s later at the latest. Functions that run
@@ -36,6 +41,11 @@ class RewardPool:
             when it has grown by this much, which bounds what a function may leak.
         max_infrastructure_share: of the latest samples that may remain without a score
             for no fault of theirs. Above it `poll` and `wait` raise.
+
+    Attributes:
+        names: keys of `Score.parts`, without those of hidden functions.
+        idle: names of functions that are only measured in samples submitted from now
+            on, as if their weight were 0.
 
     Raises:
         ConfigError: a name or option is wrong, or a function cannot be imported.
@@ -48,6 +58,7 @@ class RewardPool:
         weights: Sequence[float] = (),
         *,
         routes: Sequence[Route] = (),
+        hidden: Sequence[str] = (),
         num_workers: int,
         timeout_secs: float,
         options: Mapping[str, Any] | None = None,
@@ -58,15 +69,21 @@ class RewardPool:
         if routes:
             functions = routing.functions_of(routes)
             weights = [1.0] * len(functions)
+        # One that also counts is loaded once.
+        every = tuple(dict.fromkeys((*functions, *hidden)))
         registry.check(functions, weights, options or {})
+        registry.check(every, [1.0] * len(every), options or {})
         if num_workers < 1 or timeout_secs <= 0:
             raise ConfigError(
                 f"reward.workers is {num_workers}, reward.timeout_secs {timeout_secs}."
                 "\nExpected 1 or more workers and a time limit above 0."
             )
-        self.names = registry.part_names(functions)  # the keys of Score.parts
-        self._name_of = dict(zip(functions, self.names, strict=True))
+        self.idle: Collection[str] = ()
+        self._name_of = dict(zip(every, registry.part_names(every), strict=True))
+        self.names = tuple(self._name_of[function] for function in functions)
         self._weights = dict(zip(self.names, map(float, weights), strict=True))
+        self._hidden = {self._name_of[function]: 1.0 for function in hidden}
+        self._halves: dict[int, tuple[int, Score]] = {}  # whose other half is missing
         self._routes = tuple(routes)
         self._ledger = Ledger(max_infrastructure_share)
         self._dispatcher = Dispatcher(
@@ -102,7 +119,9 @@ class RewardPool:
     @property
     def pending(self) -> int:
         """Tickets whose score has not been handed out yet."""
-        return self._ledger.pending()
+        if not self._hidden:
+            return self._ledger.pending()
+        return (self._ledger.pending() + len(self._halves)) // 2
 
     @property
     def pids(self) -> list[int]:
@@ -121,23 +140,41 @@ class RewardPool:
             ValueError: the ticket is still pending.
             ConfigError: there are routes, and none for this data source.
         """
-        weights = self._weights_of(job)
+        weights = self._weights_of(str(job.get("data_source", "")))
+        self._add(ticket, job, weights, [name for name in self.idle if name in weights])
+        if self._hidden:
+            assert ticket >= 0
+            self._add(-1 - ticket, job, self._hidden, ())
+
+    def _add(
+        self,
+        ticket: int,
+        job: Mapping[str, Any],
+        weights: Mapping[str, float],
+        idle: Collection[str],
+    ) -> None:
         unasked = [name for name in registry.TOKEN_IDS if name not in self._ledger.asks]
-        message = {
+        message: dict[str, Any] = {
             "id": ticket,
             "job": {key: value for key, value in job.items() if key not in unasked},
         }
-        if self._routes:
+        if self._routes or self._hidden:
             message["weights"] = weights
+        if idle:
+            message["idle"] = sorted(idle)
         line = json.dumps(message, default=_plain).encode()
         in_order = sorted(weights, key=lambda name: name in registry.SHAPING)
         self._ledger.add(ticket, line, tuple(in_order))
         self._dispatcher.wake()
 
-    def _weights_of(self, job: Mapping[str, Any]) -> dict[str, float]:
+    def weight(self, source: str) -> float:
+        """The sum of the weights, without their signs, that count for a data source."""
+        weights = self._weights_of(source)
+        return sum(abs(w) for name, w in weights.items() if name not in self.idle)
+
+    def _weights_of(self, source: str) -> dict[str, float]:
         if not self._routes:
             return self._weights
-        source = str(job.get("data_source", ""))
         routing.check_source(self._routes, source, where="a sample")
         route = routing.find(self._routes, source)
         assert route is not None
@@ -154,15 +191,16 @@ class RewardPool:
         for i, job in enumerate(jobs):
             empty = {"prompt": "", "completion": "", "row": {}, "data_source": ""}
             self.submit(i, {**empty, **job, "check_gold": True})
-        found: list[tuple[int, str]] = []
-        while self.pending:
-            scores = self.wait(at_least=self.pending)
-            found += [(i, s.detail) for i, s in scores if s.value is None]
-        return sorted(found)
+        found: dict[int, str] = {}
+        while left := self._ledger.pending():
+            for ticket, score in sorted(self._ledger.wait(None, left)):
+                if score.value is None:
+                    found[max(ticket, -1 - ticket)] = score.detail
+        return sorted(found.items())
 
     def poll(self) -> list[tuple[int, Score]]:
         """The scores that have come in since the last call. Never blocks."""
-        return self._ledger.take()
+        return self._whole(self._ledger.take())
 
     def wait(
         self, timeout_secs: float | None = None, *, at_least: int = 1
@@ -172,10 +210,39 @@ class RewardPool:
         What is there by then is returned. Being woken once and not for every score
         leaves the cores to the workers.
         """
-        return self._ledger.wait(timeout_secs, at_least)
+        if not self._hidden:
+            return self._ledger.wait(timeout_secs, at_least)
+        end = None if timeout_secs is None else time.monotonic() + timeout_secs
+        found: list[tuple[int, Score]] = []
+        while len(found) < at_least and self.pending:
+            left = None if end is None else end - time.monotonic()
+            halves = 2 * (at_least - len(found)) - len(self._halves)
+            came = self._ledger.wait(left and max(left, 0.0), max(halves, 1))
+            if not came:  # the time is up, or the pool is closed
+                break
+            found += self._whole(came)
+        return found
+
+    def _whole(self, came: list[tuple[int, Score]]) -> list[tuple[int, Score]]:
+        """Scores with what the hidden functions say, once both halves are there."""
+        if not self._hidden:
+            return came
+        whole = []
+        for half in came:
+            ticket = max(half[0], -1 - half[0])
+            if ticket not in self._halves:
+                self._halves[ticket] = half
+                continue
+            (_, hidden), (_, score) = sorted(
+                [half, self._halves.pop(ticket)], key=lambda half: half[0]
+            )
+            named = {f"hidden/{name}": x for name, x in hidden.parts.items()}
+            parts = score.parts | named
+            whole.append((ticket, dataclasses.replace(score, parts=parts)))
+        return whole
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the pool was made.
+        """Counts since the pool was made, hidden functions' jobs among them.
 
         submitted, finished; verdict/<name> for every verdict; none (value None);
         timeouts; crashes; retries (jobs tried again); restarts (workers that were

@@ -21,6 +21,7 @@ BUILT_IN = {
     "multiple_choice": "rl_jax.rewards.multiple_choice:multiple_choice",
     "exact": "rl_jax.rewards.exact_text:exact",
     "code": "rl_jax.rewards.code:code",
+    "toy": "rl_jax.rewards.toy:toy",
     "format": "rl_jax.rewards.format:format_reward",
     "cosine_length": "rl_jax.rewards.shaping:cosine_length",
     "repetition": "rl_jax.rewards.shaping:repetition",
@@ -30,7 +31,7 @@ BUILT_IN = {
 # look at, and the verdict of a sample is never theirs if it has another function.
 SHAPING = ("format", "cosine_length", "repetition", "language")
 # Those that judge by the row's reference answers.
-NEEDS_ANSWER = ("maths", "number", "gsm8k", "multiple_choice", "exact")
+NEEDS_ANSWER = ("maths", "number", "gsm8k", "multiple_choice", "exact", "toy")
 # What of a job only goes to a function that names it: long, and of use to few.
 TOKEN_IDS = ("prompt_ids", "completion_ids")
 ANSWER_FORMATS = ("boxed", "any")
@@ -47,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "memory_bytes": 1 << 30,
         "output_bytes": 4 << 20,
     },
+    "toy": {"credit": "share"},
     "format": {"style": "boxed"},
     "cosine_length": {
         "max_tokens": 0,
@@ -60,6 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "language": {"wanted": "en"},
 }
 FORMAT_STYLES = ("boxed", "think", "think_answer", "think_boxed", "answer")
+CREDITS = ("share", "binary")
 LANGUAGES = ("en", "zh", "ja", "ko", "ru", "ar", "hi", "el", "he", "th")
 
 
@@ -140,6 +143,7 @@ def _check_options(options: Mapping[str, Any], key: str) -> None:
     for function, option, known in (
         ("format", "style", FORMAT_STYLES),
         ("language", "wanted", LANGUAGES),
+        ("toy", "credit", CREDITS),
     ):
         value = option_of(options, function, option)
         if value not in known:

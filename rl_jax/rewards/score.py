@@ -88,6 +88,7 @@ def combine(
     weights: Mapping[str, float],
     *,
     shaping: Collection[str] = (),
+    idle: Collection[str] = (),
 ) -> Score:
     """One score from those of every function, in configured order.
 
@@ -99,7 +100,8 @@ def combine(
 
     The verdict and the answer are those of the first function with a weight and a
     value, else with a weight, else of the first; one in `shaping` has no say in it
-    where there is another.
+    where there is another. A function in `idle` keeps its say in these, and counts in
+    the value as if its weight were 0: what is right does not change by the step.
     `parts` also has what a function gave by name: "<function>/<component>".
     """
     parts: dict[str, float | None] = {}
@@ -112,10 +114,8 @@ def combine(
         for name, score in scores.items()
         if score.verdict == Verdict.INFRASTRUCTURE
     ]
-    fatal = any(
-        score.verdict == Verdict.INFRASTRUCTURE and weights[name] != 0
-        for name, score in scores.items()
-    )
+    counting = {k: v for k, v in scores.items() if weights[k] != 0 and k not in idle}
+    fatal = any(s.verdict == Verdict.INFRASTRUCTURE for s in counting.values())
     judging = {k: v for k, v in scores.items() if k not in shaping}
     weighted = [score for name, score in judging.items() if weights[name] != 0]
     asked = weighted or list(judging.values()) or list(scores.values())
@@ -123,11 +123,12 @@ def combine(
     main = (valued or asked)[0]
     total = [
         weights[name] * score.value
-        for name, score in scores.items()
-        if score.value is not None and weights[name] != 0
+        for name, score in counting.items()
+        if score.value is not None
     ]
     # Form is no substitute for an answer that cannot be judged.
-    judged = bool(valued) or not weighted
+    telling = [score for name, score in counting.items() if name not in shaping]
+    judged = not telling or any(score.value is not None for score in telling)
     return Score(
         value=sum(total) if total and judged and not fatal else None,
         verdict=Verdict.INFRASTRUCTURE if fatal else main.verdict,

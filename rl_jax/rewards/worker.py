@@ -8,8 +8,9 @@ In, first line: {"functions": {name: path}, "weights": {name: number}, "options"
                  "path"}.
 Out, once:      {"ready": true, "asks", "batches", "limits", "bytes"}, or {"error": why
                 the functions cannot be loaded}.
-In, jobs:       {"jobs": [{"id", "job", "weights"}, ...]}; "weights" names the functions
-                of this job if they are not all.
+In, jobs:       {"jobs": [{"id", "job", "weights", "idle"}, ...]}; "weights" names the
+                functions of this job if they are not all, "idle" those of them that
+                are only measured.
 Out, a job:     {"id", "start": name, "parts": values so far} before each function but
                 the first; then {"id", "score", "errors": how many functions raised,
                 "bytes": the most memory this process has had}.
@@ -29,7 +30,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_jax.errors import ConfigError
@@ -85,7 +86,11 @@ def main() -> None:
             weights = [message.get("weights", settings["weights"]) for message in batch]
             first = {"id": batch[0]["id"]}
             results = run(
-                jobs, functions, weights, lambda event, at=first: send({**at, **event})
+                jobs,
+                functions,
+                weights,
+                lambda event, at=first: send({**at, **event}),
+                [message.get("idle", ()) for message in batch],
             )
             for message, (score, num_errors) in zip(batch, results, strict=True):
                 result = {"score": score.to_json(), "errors": num_errors}
@@ -108,6 +113,7 @@ def run(
     functions: Mapping[str, Loaded],
     weights: Sequence[Weights],
     send: Send,
+    idle: Sequence[Collection[str]] | None = None,
 ) -> list[tuple[Score, int]]:
     """Calls the functions of some jobs; returns each sum, and how many of them raised.
 
@@ -144,7 +150,7 @@ def run(
     sums = [
         _checked(scores[i])
         if jobs[i].get("check_gold")
-        else _combined(scores[i], functions, weights[i])
+        else _combined(scores[i], functions, weights[i], idle[i] if idle else ())
         for i in range(len(jobs))
     ]
     return list(zip(sums, num_errors, strict=True))
@@ -160,12 +166,15 @@ def _values(scores: Mapping[str, Score]) -> dict[str, float | None]:
 
 
 def _combined(
-    scores: Mapping[str, Score], functions: Mapping[str, Loaded], weights: Weights
+    scores: Mapping[str, Score],
+    functions: Mapping[str, Loaded],
+    weights: Weights,
+    idle: Collection[str],
 ) -> Score:
     if not scores:
         return Score(None, Verdict.INFRASTRUCTURE, detail="no function for this job")
     in_order = {name: scores[name] for name in functions if name in scores}
-    return combine(in_order, weights, shaping=registry.SHAPING)
+    return combine(in_order, weights, shaping=registry.SHAPING, idle=idle)
 
 
 def _checked(scores: Mapping[str, Score]) -> Score:

@@ -39,6 +39,16 @@ class _Running:
     versions: list[int]
 
 
+@functools.lru_cache(maxsize=8)
+def _programs(model: ModelSpec, engine: EngineSpec, seed: int):
+    """(admit, decode), compiled once for all engines that are alike: stages of a chain,
+    and each evaluation of a stage, have one of their own."""
+    donate = functools.partial(jax.jit, donate_argnames=("cache", "slots"))
+    admit = functools.partial(programs.admit, model=model, seed=seed)
+    decode = functools.partial(programs.decode, model=model, engine=engine)
+    return donate(admit), donate(decode)
+
+
 class Engine:
     """Samples from one decoder on one mesh; see the module's docstring."""
 
@@ -48,14 +58,7 @@ class Engine:
         self._waiting: collections.deque[Request] = collections.deque()
         self._running: list[_Running | None] = [None] * engine.num_slots
         self._cache, self._slots = self._empty(model)
-        self._admit = jax.jit(
-            functools.partial(programs.admit, model=model, seed=seed),
-            donate_argnames=("cache", "slots"),
-        )
-        self._decode = jax.jit(
-            functools.partial(programs.decode, model=model, engine=engine),
-            donate_argnames=("cache", "slots"),
-        )
+        self._admit, self._decode = _programs(model, engine, seed)
         self.tokens_drawn = 0
 
     def _empty(self, model: ModelSpec) -> tuple[decoder.Cache, Slots]:

@@ -1,29 +1,70 @@
-"""Runs the stages of a config in order, each from the weights it names."""
+"""Runs the stages of a config in order, each from the weights and data it names.
 
-import json
+A finished stage is not run again: its work folder has a result.json that says so. What
+it must reach, its gate, is looked at each time; the first that is missed ends the run.
+"""
+
+import dataclasses
 import pathlib
-import zlib
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from etils import epath
 
-from rl_jax import checkpoint, manifest, metrics
 from rl_jax import config as configs
-from rl_jax.data.piece_json import transformers_files
+from rl_jax import dag, manifest, metrics, processes, summary_plot
 from rl_jax.data.tokenizer import describe_stops
 from rl_jax.errors import ConfigError
+from rl_jax.kinds import KINDS as PROPERTIES
 from rl_jax.mesh import is_lead
-from rl_jax.models import export, huggingface
-from rl_jax.models.params import Params, abstract_params, num_params
+from rl_jax.models.params import Params, num_params
 from rl_jax.stages import context as contexts
-from rl_jax.stages import rl, sft
+from rl_jax.stages import (
+    curate,
+    distill,
+    dpo,
+    exporting,
+    merge,
+    pretrain,
+    results,
+    reward_model,
+    rl,
+    select,
+    sft,
+    weights,
+)
 from rl_jax.stages.context import Context, StopFlag
+from rl_jax.stages.exporting import EXPORT as EXPORT
+from rl_jax.stages.results import Result
 from rl_jax.stages.run_state import CHECKPOINTS
 
-KINDS = {"sft": sft.run, "rl": rl.run}
-EXPORT = "huggingface"  # in the workdir: the last stage's weights for transformers
-_RECORD = "huggingface.json"  # beside it: of what checkpoint, and the files' sizes
+KINDS = {
+    "pretrain": pretrain.run,
+    "sft": sft.run,
+    "reward_model": reward_model.run,
+    "dpo": dpo.run,
+    "rl": rl.run,
+    "distill": distill.run,
+    "select": select.run,
+    "curate": curate.run,
+    "merge": merge.run,
+}
+
+
+class GateMissed(Exception):  # noqa: N818 (no error of the program: the stage failed)
+    """A stage did not reach what its gate asks for."""
+
+    code = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which stages to run: --only, --from; all of them without."""
+
+    only: str = ""
+    start: str = ""
 
 
 def run(
@@ -31,15 +72,17 @@ def run(
     workdir: pathlib.Path,
     stop: StopFlag,
     started: Callable[[], None] = lambda: None,
-) -> Params:
-    """Trains every stage to its end; exports and returns the last one's weights.
-
-    A stage that is done already is not repeated: its checkpoint is at its last step.
-    Nor is an export of that checkpoint that is whole.
+    choice: Choice = Choice(),
+) -> None:
+    """Runs every stage chosen to its end, looks at its gate, exports the last policy.
 
     Args:
         started: called by the process that writes files, once `workdir` is there.
+
+    Raises:
+        GateMissed: by the first stage that does not reach what it must.
     """
+    chosen = dag.to_run(config, choice.only, choice.start)
     context = contexts.build(config, workdir, stop)
     if is_lead():
         started()
@@ -49,127 +92,184 @@ def run(
             f"stop tokens {describe_stops(context.tokenizer)}",
             flush=True,
         )
-    # All at once: a wrong `init` is told before the first stage, not hours later.
-    bases = [first_weights(context, stage) for stage in config.stages]
-    exports = _exports(context)
-    params = None
+        for note in config.notes:
+            print(f"note: {note}", flush=True)
+    # All at once: what is wrong with a stage is told before the first one trains.
+    _check_chosen(context, chosen)
+    bases = {stage.name: _base(context, stage) for stage in config.stages}
+    exports = exporting.wanted(context)
+    last, params = _last_policy(context), None
     with jax.set_mesh(context.mesh):
-        for stage, base in zip(config.stages, bases, strict=True):
-            params = KINDS[stage.kind](context, stage, base)
-    assert params is not None
+        for stage in config.stages:
+            if stage.name not in chosen:
+                continue
+            if not _is_finished(context, stage):
+                params = _run_stage(context, stage, bases[stage.name])
+            _check_gate(context, stage)
+            if stage is not last:
+                params = None
+        if is_lead():
+            _close(context)
+        if exports and last is not None and _is_made(context, last):
+            read = weights.policy(context, last.name, "init")
+            exporting.write(context, last, read if params is None else lambda: params)
+
+
+def _base(context: Context, stage: configs.StageConfig) -> Callable[[], Params]:
+    return weights.policy(context, stage.init, f"{stage.prefix}init", salt=stage.name)
+
+
+def _check_chosen(context: Context, chosen: list[str]) -> None:
+    """Raises ConfigError if a stage needs one that is neither to be run nor done."""
+    stages = {stage.name: stage for stage in context.run.stages}
+    for name in chosen:
+        for need in dag.needs(context.run, stages[name]):
+            folder = context.folder(stages[need.name])
+            if need.name not in chosen and not results.read(folder).finished:
+                raise ConfigError(
+                    f"config.{need.key} names {need.name!r}, which is not finished in "
+                    f"{folder} and is not to be run.\nWrite `--from={need.name}`, or "
+                    "leave --only and --from out."
+                )
+
+
+def _is_finished(context: Context, stage: configs.StageConfig) -> bool:
+    """Whether a stage is done; says so, and whether it was made from what is gone."""
+    folder = context.folder(stage)
+    result = results.read(folder)
+    done = result.finished and result.steps == stage.steps
+    done = done and _is_there(folder, stage)
+    if not _as_lead_sees(f"{stage.name} is finished", done):
+        return False
     if is_lead():
-        _close(context)
-    if exports:
-        _export(context, params)
-    return params
+        print(f"{stage.name}: finished before, in {folder}", flush=True)
+        for name, made in _made(context, stage).items():
+            if result.needs.get(name) != made:
+                print(
+                    f"note: {stage.name} was made from an earlier {name}; delete "
+                    f"{folder} to make it anew",
+                    flush=True,
+                )
+    return True
+
+
+def _is_there(folder: pathlib.Path, stage: configs.StageConfig) -> bool:
+    """Whether what a finished stage made is there; who takes it reads its bytes."""
+    if PROPERTIES[stage.kind].makes == "data":
+        return False  # such a stage sees for itself, as fast, what there is to do
+    step = epath.Path(folder / CHECKPOINTS / str(stage.steps))
+    return not manifest.flaw(step, checksums=False)
+
+
+def _is_made(context: Context, stage: configs.StageConfig) -> bool:
+    done = results.read(context.folder(stage)).finished
+    return _as_lead_sees(f"{stage.name} is to be exported", done)
+
+
+def _made(context: Context, stage: configs.StageConfig) -> dict[str, float]:
+    """When each stage that this one needs was made."""
+    stages = {one.name: one for one in context.run.stages}
+    needed = {need.name for need in dag.needs(context.run, stage)}
+    found = {name: results.read(context.folder(stages[name])) for name in needed}
+    return {name: result.made for name, result in sorted(found.items())}
+
+
+def _run_stage(
+    context: Context, stage: configs.StageConfig, base: Callable[[], Params]
+) -> Params | None:
+    """Runs a stage to its end and writes its result, also of what was begun."""
+    folder, began = context.folder(stage), time.monotonic()
+    before = results.read(folder)
+    if is_lead():
+        folder.mkdir(parents=True, exist_ok=True)
+    finished = False
+    try:
+        params = KINDS[stage.kind](context, _placed(context, stage), base)
+        finished = True
+        return params
+    finally:
+        if is_lead():
+            result = Result(
+                finished,
+                stage.steps,
+                before.seconds + time.monotonic() - began,
+                time.time(),
+                _made(context, stage),
+            )
+            results.write(folder, result)
+
+
+def _placed(context: Context, stage: configs.StageConfig) -> configs.StageConfig:
+    """The stage with the files of others in place of their names."""
+    made = [s for s in context.run.stages if PROPERTIES[s.kind].makes == "data"]
+    files = {one.name: str(context.folder(one) / weights.DATA) for one in made}
+    held_out = {
+        one.name: str(context.folder(one) / weights.HELD_OUT)
+        for one in made
+        if one.select.held_out
+    }
+    return dag.with_paths(stage, files, held_out)
+
+
+def _as_lead_sees(what: str, value: Any) -> Any:
+    """What process 0 found: others may read a file before it is written to its end."""
+    return processes.gather(what, value, secs=600)[0]
+
+
+def _check_gate(context: Context, stage: configs.StageConfig) -> None:
+    """Says whether a stage's gate is passed; raises GateMissed if it is not."""
+    gate, folder = stage.gate, context.folder(stage)
+    if not gate.metric:
+        return
+    found = results.first_and_last(folder, gate.metric)
+    found = _as_lead_sees(f"gate of {stage.name}", found)
+    if found is None:
+        there = ", ".join(results.names(folder)) or "none"
+        raise GateMissed(
+            f"the gate of {stage.name} asks for {gate.metric}, which the stage has not "
+            f"written.\nThere is: {there}."
+        )
+    wanted, missed = results.wanted(gate), results.verdict(gate, *found)
+    if missed:
+        if is_lead():
+            print(_summary(context), flush=True)
+        raise GateMissed(
+            f"{stage.name} missed its gate, {gate.metric} {wanted}: {missed}.\n"
+            "What follows is not run. Change the stage and delete "
+            f"{folder} to run it anew, or go on all the same with --from."
+        )
+    if is_lead():
+        print(
+            f"{stage.name}: gate passed, {gate.metric} {found[0]:.4g} -> "
+            f"{found[1]:.4g} ({wanted})",
+            flush=True,
+        )
+
+
+def _last_policy(context: Context) -> configs.StageConfig | None:
+    """The last stage that makes a policy: what the run is for."""
+    run = context.run
+    made = [stage for stage in run.stages if dag.makes(run, stage) == "policy"]
+    return made[-1] if made else None
+
+
+def _summary(context: Context) -> str:
+    folders = ((stage, context.folder(stage)) for stage in context.run.stages)
+    return results.table([results.line(*one) for one in folders])
 
 
 def _close(context: Context) -> None:
-    """Draws the curves and says where everything is."""
+    """Sums up what each stage brought, draws the curves, says where everything is."""
     folders = [(stage.name, context.folder(stage)) for stage in context.run.stages]
+    if len(folders) > 1:
+        lines = [results.line(s, context.folder(s)) for s in context.run.stages]
+        text = results.table(lines)
+        (context.workdir / "summary.txt").write_text(text + "\n")
+        print(text)
+        print(
+            f"summary:     {summary_plot.plot(lines, context.workdir / 'summary.png')}"
+        )
     plot = metrics.plot_chain(folders, context.workdir / "curves.png")
     print(f"curves:      {plot}")
     for name, folder in folders:
         print(f"{name + ':':<12} {folder} (metrics.jsonl, samples/, checkpoints/)")
-
-
-def _exports(context: Context) -> bool:
-    """Whether the run ends with an export: asked for, and something is trained.
-
-    Raises:
-        ConfigError: if it could not be written then.
-    """
-    if not context.run.export or not any(s.steps for s in context.run.stages):
-        return False
-    folder = context.workdir / EXPORT
-    is_ours = (context.workdir / _RECORD).is_file()
-    is_stage = any(context.folder(stage) == folder for stage in context.run.stages)
-    if is_stage or (folder.exists() and not is_ours):
-        raise ConfigError(
-            f"{folder} is not an export of this run, which would end by replacing it.\n"
-            "Move it elsewhere, or write --config.export=false"
-        )
-    config = export.source_config(context.workdir / contexts.TOKENIZER_FOLDER)
-    if config is not None:
-        export.check(context.model, config)
-    return True
-
-
-def _export(context: Context, params: Params) -> None:
-    """Writes WORKDIR/huggingface, unless it is there already; says where it is."""
-    folder, record = context.workdir / EXPORT, context.workdir / _RECORD
-    source = context.workdir / contexts.TOKENIZER_FOLDER
-    stage = context.run.stages[-1]
-    step = context.folder(stage) / CHECKPOINTS / str(stage.steps)
-    # A manifest sums up all bytes of a checkpoint: no two have the same.
-    summed = step / manifest.NAME
-    origin = {
-        "checkpoint": str(step.relative_to(context.workdir)),
-        "crc32": zlib.crc32(summed.read_bytes()) if summed.is_file() else None,
-    }
-    if not _is_exported(folder, record, origin):
-        if is_lead():
-            # First, as it says that the folder is ours to replace.
-            _write_record(record, {**origin, "files": {}})
-        done = export.save_folder(
-            params,
-            context.model,
-            folder,
-            source,
-            more=transformers_files(source),
-            replace=True,
-        )
-        if is_lead():
-            _write_record(record, {**origin, "dtype": done.dtype, "files": done.files})
-    if is_lead():
-        told = json.loads(record.read_text())
-        size = sum(told["files"].values())
-        print(f"exported:    {folder} ({told['dtype']}, {size:,} bytes)")
-
-
-def _is_exported(
-    folder: pathlib.Path, record: pathlib.Path, origin: dict[str, Any]
-) -> bool:
-    """Whether the folder has, whole, what was written of this checkpoint."""
-    if not record.is_file() or origin["crc32"] is None:
-        return False
-    told = json.loads(record.read_text())
-    files = told["files"]
-    return (
-        bool(files)
-        and all(told[key] == value for key, value in origin.items())
-        and all((folder / name).is_file() for name in files)
-        and all((folder / name).stat().st_size == files[name] for name in files)
-    )
-
-
-def _write_record(record: pathlib.Path, told: dict[str, Any]) -> None:
-    unfinished = record.with_name(f"{record.name}.unfinished")
-    unfinished.write_text(json.dumps(told, indent=1) + "\n")
-    unfinished.replace(record)
-
-
-def first_weights(context: Context, stage: configs.StageConfig) -> Callable[[], Params]:
-    """A function that reads the weights that a stage begins with.
-
-    `init` is "base", the name of an earlier stage, a Hugging Face folder, or the work
-    folder of another run's stage.
-    """
-    abstract = abstract_params(context.model, context.mesh)
-    if stage.init == "base":
-        return lambda: contexts.first_params(context)
-    for earlier in context.run.stages:
-        if earlier.name == stage.init:
-            folder = context.folder(earlier) / CHECKPOINTS
-            return lambda: checkpoint.load_params(folder, abstract)
-    path = pathlib.Path(stage.init)
-    if (path / CHECKPOINTS).is_dir():
-        return lambda: checkpoint.load_params(path / CHECKPOINTS, abstract)
-    is_run = (path / contexts.MODEL_FILE).is_file()
-    if not is_run and (path / "config.json").is_file():
-        return lambda: huggingface.load_params(path, context.model, context.mesh)
-    raise ConfigError(
-        f"config.{stage.prefix}init={stage.init!r} is neither an earlier stage nor a "
-        "folder with weights.\nExpected base, a stage's name, a Hugging Face folder "
-        f"or a stage's work folder (with {CHECKPOINTS}/)."
-    )

@@ -52,9 +52,25 @@ class StopFlag:
         signal.signal(signal.SIGINT, handler)
 
     def check(self) -> None:
-        """Raises Preempted if a signal has come."""
-        if self._signum:
+        """Raises Preempted if a signal has come to the only process of a run.
+
+        May be called anywhere. Of several processes none stops by itself: the others
+        would wait for it. They stop at the next `check_together`.
+        """
+        if self._signum and processes.is_alone():
             raise Preempted(self._signum)
+
+    def check_together(self, secs: float) -> None:
+        """Raises Preempted in all processes if a signal has come to one of them.
+
+        All call it at the same place of a run, and so stop at the same place.
+
+        Args:
+            secs: how long to wait for the others, at most.
+        """
+        signums = processes.gather("stop", self._signum, secs)
+        if signum := next(filter(None, signums), 0):
+            raise Preempted(signum)
 
 
 @dataclasses.dataclass(frozen=True)

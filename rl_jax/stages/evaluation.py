@@ -62,6 +62,20 @@ def evaluate(
     stop: StopFlag,
 ) -> dict[str, float]:
     """The `eval/` metrics of a stage; accuracy is the share of right answers."""
+    return measured(engine, pool, text, params, prompts, stage, stop)[0]
+
+
+def measured(
+    engine: Engine,
+    pool: RewardPool,
+    text: Tokenizer,
+    params: Params,
+    prompts: Sequence[Prompt],
+    stage: configs.StageConfig,
+    stop: StopFlag,
+) -> tuple[dict[str, float], list[Scored]]:
+    """What `evaluate` gives, and answers to show: drawn ones, or else the likeliest."""
+    shown: list[Scored] = []
     shared = {"max_new_tokens": stage.rollout.max_new_tokens, "check_stop": stop.check}
     began = time.monotonic()
     metrics: dict[str, float] = {"eval/num_prompts": len(prompts)}
@@ -76,6 +90,7 @@ def evaluate(
             temperature=stage.rollout.temperature,
             **shared,
         )
+        shown = drawn
         lengths = [s.sample.policy_mask.sum() for s in drawn]
         metrics["eval/accuracy"] = float(np.mean([is_correct(s) for s in drawn]))
         metrics["eval/mean_length"] = float(np.mean(lengths))
@@ -90,6 +105,7 @@ def evaluate(
             temperature=0.0,
             **shared,
         )
+        shown = shown or best
         metrics["eval/accuracy_greedy"] = float(np.mean([is_correct(s) for s in best]))
     metrics["time/eval"] = time.monotonic() - began
-    return metrics
+    return metrics, shown

@@ -1,4 +1,4 @@
-"""A stage's rows as token ids: prompts to answer, conversations to learn."""
+"""A stage's rows as token ids: prompts to answer, conversations and texts to learn."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from rl_jax import config as configs
-from rl_jax.data import chat, pipeline
+from rl_jax.data import chat, documents, pipeline
 from rl_jax.data.messages import text_of
 from rl_jax.data.packing import Piece
 from rl_jax.data.rows import Row
@@ -29,13 +29,18 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """A row, and its ids with what is learnt of them."""
+    """A row or a part of one, and its ids with what is learnt of them.
+
+    Attributes:
+        weight: of each of its tokens in the loss.
+    """
 
     row: Row
     piece: Piece
+    weight: float = 1.0
 
 
-Item = TypeVar("Item", Prompt, Conversation)
+Item = TypeVar("Item")
 
 
 def train_prompts(
@@ -66,42 +71,115 @@ def conversations(
 ) -> Mixture[Conversation]:
     """Conversations of `data.train` that fit a row and have something to learn.
 
-    A row whose earlier turns the template rewrites gives one for each such turn.
+    A row whose earlier turns the template rewrites gives one for each such turn, unless
+    everything is learnt. One of weight 0 is left out.
     """
+    return _conversations(reading.read(stage, "sft", seed), stage, text, "train")
+
+
+def texts(
+    stage: configs.StageConfig, text: Tokenizer, seed: int
+) -> Mixture[Conversation]:
+    """All of `data.train`, every token of it to be learnt, cut to fit rows.
+
+    One of weight 0 is left out. Each piece of a cut row is an item of its own.
+    """
+    return _texts(reading.read(stage, "pretrain", seed), stage, text, "train")
+
+
+def held_out(stage: configs.StageConfig, text: Tokenizer) -> Mixture[Conversation]:
+    """`data.held_out`, as `data.train` is learnt by the stage; none has a weight."""
+    found = reading.read(stage, "held_out", seed=0)
+    make = _texts if stage.kind == "pretrain" else _conversations
+    return make(found, stage, text, "held_out")
+
+
+def _conversations(
+    found: Mixture[Row], stage: configs.StageConfig, text: Tokenizer, name: str
+) -> Mixture[Conversation]:
+    limit = stage.batch.row_tokens + 1  # the last token is only ever a target
 
     def make(row: Row) -> list[Conversation]:
+        if stage.supervised.learn == "everything":
+            return [_whole(row, documents.document_ids(text, row))]
         sequences = chat.training_sequences(text, row.messages, **_template(row))
         return [
-            Conversation(row, Piece(np.array(ids, np.int32), np.array(mask, bool)))
+            Conversation(
+                row, Piece(np.array(ids, np.int32), np.array(mask, bool)), row.weight
+            )
             for ids, mask in sequences
         ]
-
-    limit = stage.batch.row_tokens + 1  # the last token is only ever a target
 
     def fault(conversation: Conversation) -> str:
         if len(conversation.piece.tokens) > limit:
             return f"longer than {limit} tokens"
-        # The first token is never predicted.
-        return "" if conversation.piece.mask[1:].any() else "nothing to learn in it"
+        return _nothing_in(conversation)
 
-    found = reading.read(stage, "sft", seed)
-    return _fitting(
+    return fitting(
         found,
         make,
         lambda conversation: len(conversation.piece.tokens),
         fault,
         what="conversations",
-        key=f"{stage.prefix}data.train",
+        key=f"{stage.prefix}data.{name}",
         # One less: see `limit`.
         fix=lambda size: f"--config.{stage.prefix}batch.row_tokens={size - 1}",
     )
+
+
+def _texts(
+    found: Mixture[Row], stage: configs.StageConfig, text: Tokenizer, name: str
+) -> Mixture[Conversation]:
+    def make(row: Row) -> list[Conversation]:
+        ids = documents.document_ids(text, row)
+        # One that is too short for a piece is kept to be counted among the left out.
+        pieces = documents.cut(ids, stage.batch.row_tokens) or [ids]
+        return [_whole(row, piece) for piece in pieces]
+
+    return fitting(
+        found,
+        make,
+        lambda conversation: len(conversation.piece.tokens),
+        _nothing_in,
+        what="pieces",
+        key=f"{stage.prefix}data.{name}",
+        fix=lambda size: "",
+    )
+
+
+def _whole(row: Row, ids: Sequence[int]) -> Conversation:
+    """All of these ids to be learnt."""
+    piece = Piece(np.array(ids, np.int32), np.ones(len(ids), bool))
+    return Conversation(row, piece, row.weight)
+
+
+def _nothing_in(conversation: Conversation) -> str:
+    if not conversation.weight:
+        return "weight 0"
+    # The first token is never predicted.
+    return "" if conversation.piece.mask[1:].any() else "nothing to learn in it"
+
+
+def numbered(made: Mixture[Conversation]) -> Mixture[Conversation]:
+    """Each item's place among all of them, as the `sample` of its piece."""
+    count = itertools.count()
+
+    def with_place(talk: Conversation) -> Conversation:
+        piece = dataclasses.replace(talk.piece, sample=next(count))
+        return dataclasses.replace(talk, piece=piece)
+
+    parts = [
+        dataclasses.replace(part, items=[with_place(talk) for talk in part.items])
+        for part in made.parts
+    ]
+    return Mixture(tuple(parts))
 
 
 def _prompts(
     found: Mixture[Row], stage: configs.StageConfig, text: Tokenizer, name: str
 ) -> Mixture[Prompt]:
     limit = stage.rollout.max_prompt_tokens
-    return _fitting(
+    return fitting(
         found,
         lambda row: [
             Prompt(row, tuple(chat.prompt_ids(text, row.messages, **_template(row))))
@@ -118,9 +196,9 @@ def _template(row: Row) -> dict[str, Any]:
     return {"tools": row.tools, "variables": row.variables}
 
 
-def _fitting(
-    found: Mixture[Row],
-    make: Callable[[Row], list[Item]],
+def fitting(
+    found: Mixture[Any],
+    make: Callable[[Any], list[Item]],
     size: Callable[[Item], int],
     fault: Callable[[Item], str],
     *,
@@ -146,6 +224,8 @@ def _fitting(
         if not kept:
             reason = " or ".join(sorted(left_out))
             write = "Look at the loss flags of their turns."
+            if "weight" in reason:
+                write = "Look at the column that data.weight_column names."
             if "longer" in reason:
                 write = (
                     f"The shortest has {min(sizes)}: write {fix(min(sizes))} or more."
@@ -160,7 +240,7 @@ def _fitting(
     return made
 
 
-def _made(make: Callable[[Row], list[Item]], row: Row, path: str) -> list[Item]:
+def _made(make: Callable[[Any], list[Item]], row: Any, path: str) -> list[Item]:
     try:
         return make(row)
     except ConfigError as error:
@@ -188,24 +268,29 @@ def stream(made: Mixture[Any], seed: int) -> grain.MapDataset:
     return pipeline.mixture([p.items for p in made.parts], made.weights, seed=seed)
 
 
-def assert_held_out(prompts: Sequence[Prompt], trained_on: Sequence[Row]) -> None:
+def assert_held_out(
+    prompts: Sequence[Prompt | Conversation],
+    trained_on: Sequence[Row],
+    what: str = "prompts of data.eval",
+) -> None:
     """Raises AssertionError if a generated problem is both learnt and evaluated.
 
     Files are the user's own: how many of their prompts are in both is printed.
     """
-    learnt = {_question(row) for row in trained_on}
+    learnt = {_question(row) for row in trained_on} - {""}
     in_both = [p.row for p in prompts if _question(p.row) in learnt]
     generated = sum(row.data_source in BUILT_IN for row in in_both)
     assert not generated, f"{generated} problems in two splits"
     if in_both:
         print(
-            f"note: {len(in_both)} of {len(prompts)} prompts of data.eval are trained "
-            "on too",
+            f"note: {len(in_both)} of {len(prompts)} {what} are trained on too",
             flush=True,
         )
 
 
 def _question(row: Row) -> str:
-    """What the user said last."""
+    """What the user said last; the whole of a plain text."""
+    if row.text is not None:
+        return row.text
     turns = [text_of(m) for m in row.messages if m["role"] == "user"]
     return turns[-1] if turns else ""

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax.stages import hacking
 from rl_jax.stages.evaluation import is_correct
 
 if TYPE_CHECKING:
-    from rl_jax.stages.rl import Plan, Rollout
+    from rl_jax.stages.planning import Plan
+    from rl_jax.stages.rl import Rollout
 
 # Learner's name -> ours.
 _FROM_LOSS = {
@@ -83,7 +85,8 @@ def rollout_metrics(
     for verdict in sorted(set(verdicts)):
         metrics[f"health/verdict/{verdict}"] = verdicts.count(verdict)
     metrics["health/reward_timeouts"] = verdicts.count("timeout")
-    for name in sorted({name for s in scored for name in s.score.parts}):
+    names = {name for s in scored for name in s.score.parts}
+    for name in sorted(n for n in names if not n.startswith(hacking.HIDDEN)):
         parts = [s.score.parts.get(name) for s in scored]
         known = [part for part in parts if part is not None]
         metrics[f"train/rewards/{name}/mean"] = _mean(known)

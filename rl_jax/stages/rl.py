@@ -12,38 +12,40 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rl_jax import config as configs
 from rl_jax import credit
-from rl_jax.data.packing import Packed, Piece, pack
-from rl_jax.data.pipeline import Reader
+from rl_jax import learner as learners
 from rl_jax.errors import ConfigError
 from rl_jax.learner import (
     Batch,
     Learner,
-    Outcome,
     State,
     make_learner,
     merge_metrics,
     to_device,
-    varies,
 )
 from rl_jax.models.params import Params
-from rl_jax.objectives.aggregate import token_weights
-from rl_jax.objectives.policy import PolicyLoss, needs_agreeing_groups
-from rl_jax.objectives.shaping import group_length_reward, soft_overlong_penalty
+from rl_jax.objectives.policy import PolicyLoss
 from rl_jax.policy_config import policy_loss_spec
-from rl_jax.rewards.score import Verdict
-from rl_jax.rollout.sample import Request, Sample
-from rl_jax.stages import inputs, reporting, run_state
+from rl_jax.rewards import schedule
+from rl_jax.rewards.pool import RewardPool
+from rl_jax.rollout.sample import Request
+from rl_jax.stage_checks.rl import rewards_by_step
+from rl_jax.stages import hacking, inputs, reporting, run_state
 from rl_jax.stages.agreement import check_agreement
+from rl_jax.stages.asking import Asker, asking
 from rl_jax.stages.context import Context
-from rl_jax.stages.evaluation import evaluate
+from rl_jax.stages.curriculum import Outcome
+from rl_jax.stages.evaluation import evaluate, is_correct
+from rl_jax.stages.judge import open_judge
+from rl_jax.stages.planning import Plan, Update, make_plan
 from rl_jax.stages.scoring import (
+    Judge,
     Scored,
     Timing,
     check_rows,
@@ -74,19 +76,32 @@ def run(
         temperature=stage.rollout.temperature,
     )
     engine = make_engine(stage, context.model, text, context.mesh, seed)
-    sample = functools.partial(sample_and_score, check_stop=context.stop.check)
+    judge, reward_steps = _judge(context, stage), rewards_by_step(stage)
+    renew_every = stage.objective.reference_every
     with (
-        run_state.open_stage(context, stage, base, tx) as session,
+        run_state.open_stage(
+            context, stage, base, tx, reference=bool(renew_every)
+        ) as session,
         make_pool(stage) as pool,
-        Reader(
-            inputs.stream(prompts, seed), session.position.get("next_row", 0)
-        ) as reader,
+        asking(stage, prompts, seed, session.position) as asker,
     ):
         check_rows(pool, stage, [*prompts, *held_out])
-        reference = base() if loss.kl_coef else None
-        state, position = session.state, session.position
+        sample = functools.partial(
+            sample_and_score,
+            engine,
+            pool,
+            text,
+            check_stop=context.stop.check,
+            judge=judge,
+        )
+        total_weight = functools.partial(_total_weight, stage, pool)
+        state, position, reference = session.state, session.position, None
+        if renew_every:
+            state, reference = learners.without_reference(state)
+        elif loss.kl_coef:
+            reference = base()
         for step in range(session.start, stage.steps + 1):
-            session.begin(step, state, position)
+            session.begin(step, _to_save(state, reference, stage), position)
             if session.evaluation_due(step):
                 metrics = evaluate(
                     engine, pool, text, state.params, held_out, stage, context.stop
@@ -94,41 +109,98 @@ def run(
                 session.write(step, metrics)
             if step == stage.steps:
                 if not step:  # nothing to train, but a later stage begins from here
-                    session.save(step, state, position)
+                    session.save(step, _to_save(state, reference, stage), position)
                 break
             began = time.monotonic()
-            rollout = collect(
-                functools.partial(
-                    sample, engine, pool, text, state.params, version=int(state.step)
-                ),
-                reader,
-                stage,
-                loss,
+            pool.idle = schedule.idle(reward_steps, step + 1)
+            if line := asker.begin(step + 1, stage.rollout.prompts_per_step):
+                session.log(f"{stage.name}: {line}")
+            scorer = functools.partial(
+                sample,
+                state.params,
+                version=int(state.step),
+                judge_weight=_judge_weight(stage, pool),
             )
+            rollout = collect(scorer, asker, stage, loss)
             plan = make_plan(rollout.scored, stage, loss, seed=seed, step=step)
             if step == session.start:
-                check_rewarded(rollout.scored, stage)
+                if any(total_weight(s.prompt.row.data_source) for s in rollout.scored):
+                    check_rewarded(rollout.scored, stage)
                 check_agreement(context, stage, learner.score, state.params, plan)
             updating = time.monotonic()
             state, metrics = update(
                 learner, state, reference, plan, stage, loss, context
             )
             updated = time.monotonic()
+            if reference is not None and renew_every and not (step + 1) % renew_every:
+                reference = learners.replaced(reference, state.params)
+                session.log(f"{stage.name}: step {step + 1} gives the new reference")
+            asker.record(outcomes(rollout.every), step + 1)
+            followed = _follow(position, rollout, stage, total_weight)
+            if followed.line:
+                session.log(f"{stage.name}: step {step + 1}: {followed.line}")
             position = {
                 "next_row": rollout.next_row,
                 "tokens": position.get("tokens", 0) + rollout.timing.tokens,
+                **asker.remembered(),
+                **followed.remembered,
             }
             metrics |= reporting.rollout_metrics(rollout, plan, stage)
-            metrics |= {
-                "train/num_tokens": position["tokens"],
-                "train/epoch": rollout.next_row / len(prompts),
-                "time/update": updated - updating,
-                "time/step": updated - began,
-                "perf/tokens_per_sec_train": plan.num_positions / (updated - updating),
-            }
+            metrics |= (
+                asker.metrics()
+                | followed.metrics
+                | {
+                    "train/num_tokens": position["tokens"],
+                    "train/epoch": rollout.next_row / len(prompts),
+                    "time/update": updated - updating,
+                    "time/step": updated - began,
+                    "perf/tokens_per_sec_train": plan.num_positions
+                    / (updated - updating),
+                }
+            )
             session.write(step + 1, metrics, records(rollout.scored))
-            session.save(step + 1, state, position)
+            session.save(step + 1, _to_save(state, reference, stage), position)
         return state.params
+
+
+def _to_save(state: State, reference: Params | None, stage: configs.StageConfig) -> Any:
+    """What a checkpoint holds: a reference too, if it is another than at the start."""
+    if reference is None or not stage.objective.reference_every:
+        return state
+    return learners.with_reference(state, reference)
+
+
+def _follow(
+    position: dict[str, Any],
+    rollout: "Rollout",
+    stage: configs.StageConfig,
+    total_weight: Callable[[str], float],
+) -> hacking.Followed:
+    """What hidden functions, if there are some, say of the step."""
+    if not stage.reward.hidden:
+        return hacking.Followed()
+    kept = position.get(hacking.GAP, [])
+    return hacking.follow(kept, rollout.scored, total_weight, stage.reward.hidden_gap)
+
+
+def _judge(context: Context, stage: configs.StageConfig) -> Judge | None:
+    """The reward model of a stage that has one."""
+    if not stage.reward.model:
+        return None
+    key = f"{stage.prefix}reward.model"
+    longest = stage.rollout.max_prompt_tokens + stage.rollout.max_new_tokens
+    return open_judge(context, stage.reward.model, key, row_tokens=longest)
+
+
+def _judge_weight(stage: configs.StageConfig, pool: RewardPool) -> float:
+    """What the reward model's score is multiplied by in this step."""
+    counts = stage.reward.model and schedule.MODEL not in pool.idle
+    return stage.reward.model_weight if counts else 0.0
+
+
+def _total_weight(stage: configs.StageConfig, pool: RewardPool, source: str) -> float:
+    """The sum of all weights, unsigned, that count in this step for a data source."""
+    return pool.weight(source) + abs(_judge_weight(stage, pool))
 
 
 def check_rewarded(scored: Sequence[Scored], stage: configs.StageConfig) -> None:
@@ -153,6 +225,7 @@ class Rollout:
         next_row: the data position after it.
         refills: times that dynamic sampling asked for more prompts.
         dropped: groups it left out because their scores agreed.
+        every: all that was scored, in groups in the order asked, those among them.
     """
 
     scored: list[Scored]
@@ -160,11 +233,12 @@ class Rollout:
     next_row: int
     refills: int
     dropped: int
+    every: Sequence[Scored] = ()
 
 
 def collect(
     scorer: Callable[..., tuple[list[Scored], Timing]],
-    reader: Reader,
+    asker: Asker,
     stage: configs.StageConfig,
     loss: PolicyLoss,
 ) -> Rollout:
@@ -179,11 +253,12 @@ def collect(
     G = stage.rollout.group_size
     wanted = stage.rollout.prompts_per_step
     kept: list[Scored] = []
+    every: list[Scored] = []
     timing, refills, dropped = Timing(), 0, 0
     while True:
         missing = wanted - len(kept) // G
         asked = []
-        for i, prompt in reader.take(missing):
+        for i, prompt in asker.take(missing):
             request = Request(
                 i,
                 prompt.ids,
@@ -194,6 +269,7 @@ def collect(
             asked.append((request, prompt))
         scored, spent = scorer(asked=asked)
         timing += spent
+        every += scored
         groups = [scored[i : i + G] for i in range(0, len(scored), G)]
         if not loss.dynamic_sampling:
             kept = scored
@@ -207,133 +283,24 @@ def collect(
                 kept, dropped = scored, dropped - len(groups)
             break
         refills += 1
-    return Rollout(kept, timing, reader.position, refills, dropped)
+    return Rollout(kept, timing, asker.position, refills, dropped, every)
+
+
+def outcomes(scored: Sequence[Scored]) -> dict[int, Outcome]:
+    """By request: how many replies have a score, and how many the verdict correct."""
+    found: dict[int, Outcome] = {}
+    for one in scored:
+        known = one.score.value is not None
+        before = found.get(one.sample.request, Outcome(0, 0))
+        found[one.sample.request] = Outcome(
+            before.judged + known, before.solved + (known and is_correct(one))
+        )
+    return found
 
 
 def _scores_differ(group: Sequence[Scored]) -> bool:
     values = {s.score.value for s in group if s.score.value is not None}
     return len(values) > 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """One optimiser step: packed rows, and what became of all samples."""
-
-    packed: Packed
-    outcome: Outcome
-    num_tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What the scored samples of a step ask of the learner.
-
-    Attributes:
-        reward_N: float32 as trained on, penalties included; NaN where there is none.
-        valid_N: bool, the sample has a reward.
-        group_N: int32 group of each sample, from 0.
-        num_positions: input tokens of all updates.
-    """
-
-    updates: list[Update]
-    reward_N: np.ndarray
-    valid_N: np.ndarray
-    group_N: np.ndarray
-    num_positions: int
-
-
-_length_reward = jax.jit(group_length_reward, static_argnames="num_groups")
-_weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
-
-
-def make_plan(
-    scored: Sequence[Scored],
-    stage: configs.StageConfig,
-    loss: PolicyLoss,
-    *,
-    seed: int,
-    step: int,
-) -> Plan:
-    """Scores to rewards, token weights and packed rows.
-
-    A sample without a reward is left out everywhere. Groups whose rewards agree have
-    advantage 0: unless a KL or entropy term wants them they are counted in the
-    weights but not computed on.
-    """
-    N = stage.rollout.prompts_per_step * stage.rollout.group_size
-    G, num_groups = stage.rollout.group_size, stage.rollout.prompts_per_step
-    scores = [s.score for s in scored]
-    if stage.reward.shuffle:
-        order = np.random.default_rng((seed, step)).permutation(len(scores))
-        scores = [scores[i] for i in order]
-    values = [score.value for score in scores]
-    correct = [score.verdict is Verdict.CORRECT for score in scores]
-
-    def padded(x, fill, dtype):
-        return np.array([*x, *[fill] * (N - len(scored))], dtype)
-
-    valid_N = padded([v is not None for v in values], False, bool)
-    reward_N = padded([0.0 if v is None else v for v in values], 0.0, np.float32)
-    length_N = padded([s.sample.policy_mask.sum() for s in scored], 0, np.int32)
-    group_N = (np.arange(N) // G).astype(np.int32)
-    if loss.overlong_buffer:
-        penalty_N = soft_overlong_penalty(
-            jnp.asarray(length_N),
-            max_tokens=stage.rollout.max_new_tokens,
-            buffer=loss.overlong_buffer * stage.rollout.max_new_tokens,
-            factor=stage.objective.overlong_factor,
-            definition=stage.objective.overlong,
-        )
-        reward_N += np.asarray(penalty_N)
-    if stage.objective.length_coef and step >= stage.objective.length_from:
-        reward_N += stage.objective.length_coef * np.asarray(
-            _length_reward(
-                length_N,
-                padded(correct, False, bool),
-                group_N,
-                valid_N,
-                num_groups=num_groups,
-            )
-        )
-
-    live_N = valid_N.copy()
-    if not needs_agreeing_groups(loss):
-        live_N &= np.asarray(varies(reward_N, group_N, valid_N, num_groups=num_groups))
-    updates = []
-    groups = np.arange(len(scored) // G)
-    # Dynamic sampling may have found fewer groups than there should be updates.
-    num_updates = min(stage.batch.updates_per_step, len(groups))
-    for share in np.array_split(groups, num_updates):
-        inside_N = valid_N & np.isin(group_N, share)
-        weight_N = _weights(
-            length_N,
-            group_N,
-            inside_N,
-            mode=loss.aggregate,
-            num_groups=num_groups,
-            constant=float(stage.rollout.max_new_tokens),
-        )
-        chosen = np.flatnonzero(inside_N & live_N)
-        if not len(chosen):
-            # Metrics still want a sample; its advantage of 0 gives no gradient.
-            chosen = np.array([share[0] * G])
-        pieces = [_piece(scored[n].sample, n, group_N[n]) for n in chosen.tolist()]
-        packed = pack(pieces, stage.batch.row_tokens, stage.batch.micro_rows)
-        outcome = Outcome(reward_N, group_N, valid_N, weight_N)
-        updates.append(Update(packed, outcome, int(packed.mask_BT.sum())))
-    reward_N = np.where(valid_N, reward_N, np.nan)
-    positions = sum(int((u.packed.segment_BT > 0).sum()) for u in updates)
-    return Plan(updates, reward_N, valid_N, group_N, positions)
-
-
-def _piece(sample: Sample, n: int, group: int) -> Piece:
-    return Piece(
-        tokens=sample.tokens,
-        mask=sample.policy_mask,
-        sampler_logp=sample.sampler_logp,
-        sample=n,
-        group=group,
-    )
 
 
 def update(

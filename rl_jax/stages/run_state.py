@@ -6,6 +6,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import optax
@@ -16,18 +17,25 @@ from rl_jax.checkpoint import Checkpointer
 from rl_jax.learner import State
 from rl_jax.mesh import is_lead
 from rl_jax.metrics import CompileCounter, Writer, memory_bytes
-from rl_jax.models.params import Params, abstract_params
+from rl_jax.models.params import abstract_params
 from rl_jax.models.spec import ModelSpec
 from rl_jax.stages.context import Context, Preempted
 
 CHECKPOINTS = "checkpoints"
 _SECS_BETWEEN_LINES = 1.0
+# For the other processes to come to the same step, without runtime.step_minutes: the
+# slowest may still compile or grade.
+_WAIT_SECS = 3600.0
 
 
 def optimiser_of(
-    stage: configs.StageConfig, model: ModelSpec
+    stage: configs.StageConfig, model: ModelSpec, decayed: Any = None
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The optimiser of a stage; its steps are counted in optimiser steps."""
+    """The optimiser of a stage; its steps are counted in optimiser steps.
+
+    Args:
+        decayed: as `learner.optimiser`, for weights that are not a policy's.
+    """
     optim, each = stage.optim, stage.batch.updates_per_step
     return learner.optimiser(
         model,
@@ -41,6 +49,7 @@ def optimiser_of(
         b2=optim.b2,
         eps=optim.eps,
         clip_norm=optim.clip_norm,
+        decayed=decayed,
     )
 
 
@@ -49,7 +58,8 @@ class Session:
 
     Attributes:
         state, start, position: what to begin from: the state after `start` steps, and
-            the data position as a few integers.
+            the data position as a few integers. What is larger, and costs time to
+            write down, may be given as a function that does so if it is saved.
     """
 
     def __init__(
@@ -58,7 +68,7 @@ class Session:
         stage: configs.StageConfig,
         checkpointer: Checkpointer,
         writer: Writer,
-        begin: tuple[int, State, dict[str, int]],
+        begin: tuple[int, Any, dict[str, Any]],
     ):
         self.start, self.state, self.position = begin
         self._context, self._stage = context, stage
@@ -70,11 +80,17 @@ class Session:
         self._pending: tuple[int, Callable[[], dict[str, float]]] | None = None
         self._evaluated = _evaluated_steps(context.folder(stage) / "metrics.jsonl")
 
-    def begin(self, step: int, state: State, position: dict[str, int]) -> None:
+    def log(self, text: str) -> None:
+        """Prints lines, and writes them to log.txt."""
+        self._writer.log(text)
+
+    def begin(self, step: int, state: Any, position: dict[str, Any]) -> None:
         """The state after `step` steps stands: what a stop from here on saves."""
         self._now = (step, state, position)
         processes.beat(step)
-        self._context.stop.check()
+        # Here, where all processes hold the same state, so that all save the same step.
+        minutes = self._context.run.runtime.step_minutes
+        self._context.stop.check_together(60 * minutes or _WAIT_SECS)
 
     def evaluation_due(self, step: int) -> bool:
         """True if `step` is one to evaluate at and its result is not written yet."""
@@ -86,15 +102,19 @@ class Session:
     def write(
         self, step: int, metrics: dict[str, float], samples: list[dict] | None = None
     ) -> None:
-        """Writes a step's metrics, and its samples when it is time for some."""
+        """Writes a step's metrics, and its samples when it is time for some.
+
+        Those of an evaluation always are, unless log.samples_every is 0.
+        """
         self.flush()
-        if any(name.startswith("eval/") for name in metrics):
+        is_evaluation = any(name.startswith("eval/") for name in metrics)
+        if is_evaluation:
             self._evaluated.add(step)
         metrics = metrics | self._process_metrics()
         self._writer.write(step, metrics)
         self._show(step, metrics)
         every = self._stage.log.samples_every
-        if samples and every and (step == 1 or step % every == 0):
+        if samples and every and (is_evaluation or step == 1 or step % every == 0):
             self._writer.samples(step, samples, show=self._stage.log.num_samples)
 
     def _show(self, step: int, metrics: dict[str, float]) -> None:
@@ -119,20 +139,22 @@ class Session:
 
     def _process_metrics(self) -> dict[str, float]:
         return {
+            "perf/num_devices": jax.device_count(),
             "perf/memory_bytes": memory_bytes(),
             "perf/compiles": self._compiles.count,
             "perf/compile_secs": self._compiles.secs,
         }
 
-    def save(self, step: int, state: State, position: dict[str, int]) -> None:
+    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
         """Starts saving a checkpoint, if it is time for one."""
         every = self._stage.checkpoint.every
         if step == self._stage.steps or (every and step % every == 0):
             self._save(step, state, position)
 
-    def _save(self, step: int, state: State, position: dict[str, int]) -> None:
+    def _save(self, step: int, state: Any, position: dict[str, Any]) -> None:
         # A checkpoint promises that everything up to its step is written.
         self.flush()
+        position = {k: v() if callable(v) else v for k, v in position.items()}
         self._checkpointer.save(step, state, position)
         self._saved = step
 
@@ -152,10 +174,20 @@ class Session:
 def open_stage(
     context: Context,
     stage: configs.StageConfig,
-    base: Callable[[], Params],
+    base: Callable[[], Any],
     tx: optax.GradientTransformation,
+    abstract: Any = None,
+    *,
+    reference: bool = False,
 ) -> Iterator[Session]:
-    """Begins or resumes a stage; saves on the way out when the run is preempted."""
+    """Begins or resumes a stage; saves on the way out when the run is preempted.
+
+    Args:
+        base: gives the weights that a stage begins with, as `abstract` describes them.
+        abstract: `jax.ShapeDtypeStruct`s of the weights; None: those of a policy.
+        reference: a reference that changes is saved with the state: the session's is a
+            `learner.Referenced`, which begins with a second copy of the weights.
+    """
     folder = context.folder(stage)
     if is_lead():
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,9 +197,13 @@ def open_stage(
     checkpointer = Checkpointer(
         folder / CHECKPOINTS, keep=stage.checkpoint.keep, log=writer.log
     )
-    found = checkpointer.restore(abstract_state(context, tx))
+    like: Any = abstract_state(context, tx, abstract)
+    like = learner.with_reference(like, like.params) if reference else like
+    found = checkpointer.restore(like)
     if found is None:
-        begin = (0, learner.init_state(base(), tx), {})
+        state: Any = learner.init_state(base(), tx)
+        state = learner.with_reference(state, base()) if reference else state
+        begin = (0, state, {})
         writer.resume(-1)
     else:
         begin = (found[0], found[1], found[2])
@@ -188,9 +224,15 @@ def open_stage(
         writer.close()
 
 
-def abstract_state(context: Context, tx: optax.GradientTransformation) -> State:
-    """Shapes, dtypes and shardings of a state, without making one."""
-    params = abstract_params(context.model, context.mesh)
+def abstract_state(
+    context: Context, tx: optax.GradientTransformation, abstract: Any = None
+) -> State:
+    """Shapes, dtypes and shardings of a state, without making one.
+
+    Args:
+        abstract: as `open_stage`.
+    """
+    params = abstract or abstract_params(context.model, context.mesh)
 
     def like(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         partition = x.sharding.spec if x.sharding is not None else jax.P()

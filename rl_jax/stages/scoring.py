@@ -1,9 +1,12 @@
 """Prompts to scored samples: the engine samples while the reward workers score."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
+import numpy as np
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
@@ -14,6 +17,7 @@ from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards import registry, routing
 from rl_jax.rewards.pool import RewardPool
+from rl_jax.rewards.schedule import MODEL
 from rl_jax.rewards.score import Score
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
@@ -29,6 +33,14 @@ class Scored:
     sample: Sample
     completion: str
     score: Score
+
+
+class Judge(Protocol):
+    """A trained reward model on the device."""
+
+    def score(self, pieces: Sequence[np.ndarray]) -> list[float]:
+        """One number for each piece: int32 ids, prompt and reply in one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +86,7 @@ def make_pool(stage: configs.StageConfig) -> RewardPool:
         reward.functions,
         reward.weights,
         routes=routing.parse(reward.routes, f"{key}.routes"),
+        hidden=reward.hidden,
         num_workers=reward.workers,
         timeout_secs=reward.timeout_secs,
         options=options | registry.parse_options(reward.options, key),
@@ -133,6 +146,8 @@ def sample_and_score(
     *,
     version: int,
     check_stop: Callable[[], None],
+    judge: Judge | None = None,
+    judge_weight: float = 1.0,
 ) -> tuple[list[Scored], Timing]:
     """Answers every request and scores every answer.
 
@@ -142,6 +157,8 @@ def sample_and_score(
     Args:
         version: of `params`, written beside each token.
         check_stop: called between dispatches; may raise to abandon everything.
+        judge: whose score, times `judge_weight`, is added to that of the functions,
+            and is the part "model". It judges while the last functions do.
     """
     prompts = {request.id: prompt for request, prompt in asked}
     assert len(prompts) == len(asked), "two requests with one id"
@@ -159,6 +176,14 @@ def sample_and_score(
             tickets.append((sample, completion))
         scores.update(pool.poll())
     sampled = time.monotonic()
+    order = {request.id: i for i, (request, _) in enumerate(asked)}
+    # The same batches for the judge, whatever finished first.
+    turns = sorted(
+        range(len(tickets)),
+        key=lambda i: (order[tickets[i][0].request], tickets[i][0].index),
+    )
+    pieces = [tickets[i][0].tokens for i in turns]
+    judged = judge.score(pieces) if judge else None
     while len(scores) < len(tickets):
         check_stop()
         scores.update(pool.wait(0.2, at_least=pool.pending))
@@ -167,13 +192,36 @@ def sample_and_score(
         time.monotonic() - sampled,
         engine.tokens_drawn - drawn_before,
     )
-    scored = [
-        Scored(prompts[sample.request], sample, completion, scores[ticket])
-        for ticket, (sample, completion) in enumerate(tickets)
-    ]
-    order = {request.id: i for i, (request, _) in enumerate(asked)}
-    scored.sort(key=lambda s: (order[s.sample.request], s.sample.index))
+    scored = []
+    for turn, ticket in enumerate(turns):
+        (sample, completion), score = tickets[ticket], scores[ticket]
+        prompt = prompts[sample.request]
+        if judged is not None:
+            alone = not pool.weight(prompt.row.data_source)
+            score = with_model(score, judged[turn], judge_weight, alone=alone)
+        scored.append(Scored(prompt, sample, completion, score))
     return scored, timing
+
+
+def with_model(score: Score, value: float, weight: float, *, alone: bool) -> Score:
+    """The score with that of a reward model added; the verdict stays.
+
+    What the functions could not judge remains without a value.
+
+    Args:
+        weight: 0: it is only measured.
+        alone: no function counts for this sample, so that theirs is no value.
+
+    Raises:
+        RuntimeError: the reward model gave no finite number.
+    """
+    if not math.isfinite(value):
+        raise RuntimeError(f"the reward model gave {value} for a sample")
+    total = score.value
+    if weight:
+        base = 0.0 if alone else score.value
+        total = None if base is None else base + weight * value
+    return dataclasses.replace(score, value=total, parts={**score.parts, MODEL: value})
 
 
 def completion_text(sample: Sample, text: Tokenizer) -> str:

@@ -14,6 +14,9 @@ from rl_jax.data.curation import (
     leave_out_by_pass_rate,
     leave_out_contaminated,
     leave_out_duplicates,
+    reasons,
+    statistics,
+    table,
 )
 from rl_jax.data.entries import entry
 from rl_jax.data.files import Record
@@ -130,3 +133,30 @@ def test_a_rate_on_a_boundary_counts_above_it():
         "0.7 to 0.8",
         "0.9 to 1.0",
     ]
+
+
+def test_the_statistics_count_each_source_and_show_a_few_of_each_reason():
+    same, long = [{"prompt": "same"}] * 6, [{"prompt": "x" * 500}] * 2
+    named = {"a": entries(*same), "b": entries(*long)}
+    every = [one for found in named.values() for one in found]
+    removed: dict[int, Removed] = {}
+    conflicts = duplicates(every, removed, near=0.0)
+    found = statistics(
+        named,
+        removed,
+        [None] * 8,
+        conflicts=conflicts,
+        held_out={},
+        settings={"near": 0.0},
+    )
+    assert (found["read"], found["kept"]) == (8, 2)
+    assert found["sources"] == {
+        "a": {"read": 6, "kept": 1},
+        "b": {"read": 2, "kept": 1},
+    }
+    assert found["removed"] == {"exact duplicate": 6} and found["pass_rates"] == {}
+    assert len(found["examples"]) == 3
+    told = reasons(every, removed)
+    assert [line["reason"] for line in told] == ["exact duplicate"] * 6
+    assert len(told[-1]["prompt"]) == 500
+    assert "  a: 1 of 6" in table(found)

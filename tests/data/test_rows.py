@@ -16,6 +16,7 @@ from rl_jax.data.rows import (
     read_conversations,
     read_preferences,
     read_rows,
+    read_texts,
 )
 from rl_jax.errors import ConfigError
 
@@ -444,3 +445,100 @@ def test_any_prompt_and_answer_come_through(folder, pairs):
     found = rows(written(folder, *values))
     assert [row.messages[0]["content"] for row in found] == [p for p, _ in pairs]
     assert [row.answer for row in found] == [str(a).strip() for _, a in pairs]
+
+
+# Plain text, and weights.
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"text": "one"}, "one"),
+        ({"content": " one\n"}, " one\n"),
+        ({"text": "one", "content": "two", "url": "x"}, "one"),
+        ({"text": None, "content": "two"}, "two"),
+        ({"text": "one", "prompt": "1+1?", "completion": "2"}, "one"),
+        ({"text": ""}, ""),
+    ],
+)
+def test_a_column_of_text_is_a_text_as_it_stands(tmp_path, value, text):
+    file = written(tmp_path, value)
+    framing = Framing(system="Be brief.", instruction="Now.")
+    (row,) = read_texts(file, framing=framing)
+    assert (row.text, row.messages, row.answers) == (text, (), ())
+    assert row.data_source == "data" and row.weight == 1.0
+    others = {"content": "two", "url": "x"} if "url" in value else row.extra
+    assert row.extra == others
+
+
+def test_rows_that_are_no_texts_are_conversations(tmp_path):
+    talk = [USER, REPLY]
+    file = written(
+        tmp_path,
+        {"messages": talk, "text": "1+1? 2"},
+        {"text": None, "messages": talk},
+        {"prompt": "1+1?", "completion": "2"},
+        {"text": "one", "messages": None},
+    )
+    found = read_texts(file)
+    assert [row.text for row in found] == [None, None, None, "one"]
+    assert [row.index for row in found] == [0, 1, 2, 3]
+    assert all(list(row.messages) == talk for row in found[:3])
+
+
+def test_a_named_column_is_the_text_whatever_else_there_is(tmp_path):
+    file = written(tmp_path, {"messages": [USER, REPLY], "a": {"b": "one"}})
+    (row,) = read_texts(file, text_column="a.b")
+    assert row.text == "one"
+    (row,) = read_texts(
+        written(tmp_path, {"text": "x", "q": "1+1?", "completion": "2"}),
+        prompt_column="q",
+    )
+    assert row.text is None and list(row.messages) == [USER, REPLY]
+
+
+def test_texts_are_told_apart_by_their_ids(tmp_path):
+    found = read_texts(written(tmp_path, *({"text": t} for t in ("a", "b", "a"))))
+    one, two, again = (row.id for row in found)
+    assert one == again != two
+
+
+def test_what_is_neither_text_nor_conversation_is_refused(tmp_path):
+    found = complaint(written(tmp_path, {"words": "one"}), read_texts)
+    assert "which column holds the text" in found and "words" in found
+    assert "--config.data.text_column=NAME" in found
+    found = complaint(written(tmp_path, {"a": 3}), read_texts, text_column="a")
+    assert "row 1: column 'a' holds a number" in found
+    found = complaint(written(tmp_path, {"a": "x"}), read_texts, text_column="b")
+    assert "--config.data.text_column=" in found
+
+
+def weights(tmp_path, *values, read=read_conversations):
+    made = [{"prompt": "1+1?", "completion": "2", "w": value} for value in values]
+    return read(written(tmp_path, *made), weight_column="w")
+
+
+@pytest.mark.parametrize("read", [read_conversations, read_texts])
+def test_rows_have_the_weight_that_their_column_says(tmp_path, read):
+    found = weights(tmp_path, 2, 0.5, 0, 1, read=read)
+    assert [row.weight for row in found] == [2.0, 0.5, 0.0, 1.0]
+    assert all(row.extra == {} for row in found)
+    (text,) = read_texts(written(tmp_path, {"text": "a", "w": 3}), weight_column="w")
+    assert text.weight == 3.0 and text.extra == {}
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, "2", None, True, [1], float("nan"), 1e999])
+def test_a_weight_that_is_none_is_refused_with_row_and_column(tmp_path, value):
+    with pytest.raises(ConfigError) as error:
+        weights(tmp_path, 1, value)
+    message = str(error.value)
+    assert "row 2: column 'w' holds" in message and "0 or more" in message
+    assert len(message.splitlines()) <= 3
+
+
+def test_a_column_of_weights_that_is_not_there_is_named(tmp_path):
+    file = written(tmp_path, {"prompt": "1+1?", "completion": "2", "weigth": 1})
+    found = complaint(file, read_conversations, weight_column="weight")
+    assert (
+        "no column 'weight'" in found and "--config.data.weight_column=weigth" in found
+    )

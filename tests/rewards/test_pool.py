@@ -212,3 +212,91 @@ def test_too_many_failures_of_our_own_stop_the_run(tmp_path):
     ) as pool:
         with pytest.raises(RewardsFailedError, match="0.2 is allowed(.|\n)*level"):
             scores_of(pool, [sample("", "")] * 40)
+
+
+# Functions that are idle, and hidden ones.
+
+HIDDEN = """
+import time
+
+def vowels(completion, **kwargs):
+    return sum(c in "aeiou" for c in completion)
+
+def slow(completion, **kwargs):
+    if "wait" in completion:
+        time.sleep(60)
+    if "raise" in completion:
+        raise ValueError("a bug")
+    return {"value": 0.25, "parts": {"half": 0.5}}
+"""
+
+
+def test_idle_functions_are_measured_and_count_no_more(pool):
+    right = sample(r"\boxed{4}", "4")
+    assert pool.weight("") == 1.25
+    pool.idle = frozenset({"format"})
+    try:
+        (one,) = scores_of(pool, [right])
+        assert pool.weight("") == 1.0
+    finally:
+        pool.idle = ()
+    assert (one.value, one.parts["format"]) == (1.0, 1.0)
+    assert scores_of(pool, [right])[0].value == 1.25
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    path = tmp_path_factory.mktemp("hidden") / "hidden.py"
+    path.write_text(HIDDEN)
+    with RewardPool(
+        ["number"],
+        [2.0],
+        hidden=[f"{path}:vowels", f"{path}:slow"],
+        num_workers=2,
+        timeout_secs=1.0,
+    ) as pool:
+        yield pool
+
+
+def test_hidden_functions_add_parts_and_nothing_else(watched):
+    samples = [sample(f"aeio {i} so {i % 3}", "1", row={}) for i in range(40)]
+    with RewardPool(["number"], [2.0], num_workers=1, timeout_secs=5.0) as alone:
+        want = scores_of(alone, samples)
+    for one, other in zip(scores_of(watched, samples), want, strict=True):
+        hidden = {k: v for k, v in one.parts.items() if k.startswith("hidden/")}
+        assert hidden == {
+            "hidden/vowels": 5.0,
+            "hidden/slow": 0.25,
+            "hidden/slow/half": 0.5,
+        }
+        rest = {k: v for k, v in one.parts.items() if k not in hidden}
+        same = (one.value, one.verdict, one.answer, rest)
+        assert same == (other.value, other.verdict, other.answer, other.parts)
+    assert watched.pending == 0 and watched.names == ("number",)
+
+
+def test_a_hidden_function_that_hangs_or_fails_changes_no_reward(watched):
+    words = ["wait 1", "raise 1", "1", "2"]
+    found = scores_of(watched, [sample(word, "1", row={}) for word in words])
+    assert [one.value for one in found] == [2.0, 2.0, 2.0, 0.0]
+    assert [one.verdict for one in found] == [*[Verdict.CORRECT] * 3, Verdict.WRONG]
+    assert [one.parts["hidden/slow"] for one in found] == [0.0, None, 0.25, 0.25]
+
+
+def test_waiting_gives_whole_scores_only_and_as_many_as_are_asked_for(watched):
+    for ticket in range(6):
+        watched.submit(ticket, sample("1", "1", row={}))
+    found = watched.wait(30.0, at_least=4)
+    assert len(found) >= 4 and watched.pending == 6 - len(found)
+    found += watched.wait(30.0, at_least=watched.pending)
+    assert sorted(ticket for ticket, _ in found) == list(range(6))
+    assert all("hidden/vowels" in score.parts for _, score in found)
+    assert watched.wait(0.1) == [] and watched.poll() == []
+
+
+def test_a_reference_that_only_a_hidden_function_cannot_use_is_found():
+    with RewardPool(
+        ["exact"], [1.0], hidden=["number"], num_workers=1, timeout_secs=5.0
+    ) as pool:
+        faults = pool.check_golds([{"answer": "4"}, {"answer": "four"}])
+    assert [index for index, _ in faults] == [1]

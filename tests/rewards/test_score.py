@@ -107,3 +107,36 @@ def test_a_metric_decides_no_verdict():
     none = Score(None, Verdict.UNPARSABLE_GOLD)
     scores = {"maths": none, "length": Score(9.0, Verdict.CORRECT)}
     assert combine(scores, {"maths": 1.0, "length": 0.0}).verdict == none.verdict
+
+
+# Functions that are idle: measured as ever, and 0 in the sum.
+
+
+def test_an_idle_function_is_measured_and_does_not_count():
+    scores = {"main": Score(1.0, Verdict.CORRECT, "7"), "extra": from_value(0.5)}
+    weights = {"main": 1.0, "extra": 2.0}
+    assert combine(scores, weights).value == 2.0
+    late = combine(scores, weights, idle=("extra",))
+    assert (late.value, late.parts) == (1.0, {"main": 1.0, "extra": 0.5})
+    # What is right does not change by the step.
+    early = combine(scores, weights, idle=("main",))
+    assert (early.value, early.verdict, early.answer) == (1.0, Verdict.CORRECT, "7")
+    assert combine(scores, weights, idle=("main", "extra")).value is None
+
+
+def test_an_idle_function_that_fails_takes_nothing_along():
+    scores = {
+        "main": from_value(1.0),
+        "extra": Score(None, Verdict.INFRASTRUCTURE, detail="a bug"),
+    }
+    weights = {"main": 1.0, "extra": 2.0}
+    assert combine(scores, weights).value is None
+    assert combine(scores, weights, idle=("extra",)).value == 1.0
+
+
+def test_form_alone_counts_where_the_answer_is_not_to_be_judged_yet():
+    unjudged = Score(None, Verdict.UNPARSABLE_GOLD)
+    scores = {"maths": unjudged, "format": from_value(1.0)}
+    weights, shaping = {"maths": 1.0, "format": 0.5}, ("format",)
+    assert combine(scores, weights, shaping=shaping).value is None
+    assert combine(scores, weights, shaping=shaping, idle=("maths",)).value == 0.5

@@ -18,7 +18,7 @@ from rl_jax import checkpoint, train
 from rl_jax.errors import ConfigError
 from rl_jax.models import export
 from rl_jax.models.params import abstract_params
-from rl_jax.stages import chain, run_state
+from rl_jax.stages import chain, run_state, weights
 from rl_jax.stages import context as contexts
 from rl_jax.stages.context import Preempted, StopFlag
 
@@ -53,7 +53,8 @@ def test_the_second_stage_starts_from_exactly_the_weights_of_the_first(workdir):
 def first_weights(folder, **changes):
     """What the second stage would begin with, and what a new model has."""
     with tiny.built(folder, **changes) as context:
-        params = chain.first_weights(context, context.run.stages[1])()
+        init = context.run.stages[1].init
+        params = weights.policy(context, init, "rl.init")()
         return context, params, contexts.first_params(context)
 
 
@@ -97,7 +98,7 @@ def test_a_folder_without_weights_is_told(workdir, tmp_path, what):
 
 
 def test_a_word_that_is_no_folder_is_told_with_what_may_stand_there():
-    with pytest.raises(ConfigError, match="'base', 'sft'"):
+    with pytest.raises(ConfigError, match="'base', 'new', 'sft'"):
         tiny.run_config(rl__init="sftt")
 
 
@@ -105,15 +106,15 @@ def test_a_word_that_is_no_folder_is_told_with_what_may_stand_there():
 
 
 def run(folder, kinds, **changes):
-    """Runs the chain with made-up kinds of stages; (weights, what was told)."""
+    """Runs the chain with made-up kinds of stages; what was told."""
     told = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contexts, "make_mesh", tiny.one_device)
         patch.setattr(chain, "KINDS", kinds)
         config = tiny.run_config(**changes)
         started = functools.partial(told.append, "started")
-        params = chain.run(config, folder, StopFlag(), started)
-    return params, told
+        chain.run(config, folder, StopFlag(), started)
+    return told
 
 
 def test_stages_run_in_order_each_from_the_one_before(tmp_path, capsys):
@@ -131,15 +132,13 @@ def test_stages_run_in_order_each_from_the_one_before(tmp_path, capsys):
 
     def second(context, stage, base):
         seen.append((stage.name, base()))
-        (tmp_path / "rl").mkdir()
         return base()
 
-    params, told = run(tmp_path, {"sft": first, "rl": second})
+    told = run(tmp_path, {"sft": first, "rl": second})
     assert told == ["started"]
     assert [name for name, _ in seen] == ["sft", "rl"]
     new, given = seen[0][1], seen[1][1]
     assert_same(given, jax.tree.map(lambda x: x + 1, new))
-    assert_same(params, given)
     out = capsys.readouterr().out
     assert "parameters" in out and str(tmp_path / "rl") in out
 
@@ -290,7 +289,7 @@ def train_with(monkeypatch, workdir, run, **changes):
 def test_a_config_that_changed_since_the_workdir_was_begun_is_noted(
     tmp_path, monkeypatch, capsys
 ):
-    def begin(config, workdir, stop, started):
+    def begin(config, workdir, stop, started, choice):
         started()
 
     assert train_with(monkeypatch, tmp_path, begin) == 0
@@ -310,14 +309,14 @@ def test_a_config_that_changed_since_the_workdir_was_begun_is_noted(
 
 
 def test_a_preempted_run_exits_with_the_signals_code(tmp_path, monkeypatch):
-    def preempted(config, workdir, stop, started):
+    def preempted(config, workdir, stop, started, choice):
         raise Preempted(signal.SIGTERM)
 
     assert train_with(monkeypatch, tmp_path, preempted) == 143
 
 
 def test_faults_in_the_data_are_told_before_the_chain_begins(tmp_path, monkeypatch):
-    def never(config, workdir, stop, started):
+    def never(config, workdir, stop, started, choice):
         raise AssertionError("the chain began")
 
     path = tmp_path / "rows.jsonl"

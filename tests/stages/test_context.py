@@ -197,5 +197,44 @@ def test_a_signal_is_noticed_at_the_next_check(signum, code):
             signal.signal(s, handler)
 
 
+def signalled(signum):
+    stop = StopFlag()
+    stop._signum = signum
+    return stop
+
+
+@pytest.mark.parametrize(
+    ("signums", "code"),
+    [([0, 15], 143), ([15, 0], 143), ([15, 15], 143), ([0, 2, 15], 130)],
+)
+def test_a_signal_to_one_process_stops_all_of_them_alike(monkeypatch, signums, code):
+    asked = []
+
+    def gather(name, value, secs):
+        asked.append((name, value, secs))
+        return signums
+
+    monkeypatch.setattr(contexts.processes, "gather", gather)
+    monkeypatch.setattr(contexts.processes, "is_alone", lambda: False)
+    for signum in signums:
+        stop = signalled(signum)
+        stop.check()  # none stops by itself, where the others would wait for it
+        with pytest.raises(Preempted) as stopped:
+            stop.check_together(9.0)
+        assert stopped.value.code == code
+    assert asked == [("stop", signum, 9.0) for signum in signums]
+
+
+def test_processes_without_a_signal_go_on(monkeypatch):
+    monkeypatch.setattr(contexts.processes, "gather", lambda *_: [0, 0, 0])
+    signalled(0).check_together(9.0)
+
+
+def test_a_process_alone_asks_nobody():
+    signalled(0).check_together(0.0)
+    with pytest.raises(Preempted):
+        signalled(signal.SIGTERM).check_together(0.0)
+
+
 def test_eight_devices_are_what_these_tests_run_on():
     assert make_mesh().size == 8

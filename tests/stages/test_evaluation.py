@@ -8,7 +8,7 @@ import tiny_stage as tiny
 from rl_jax.rewards.score import Verdict
 from rl_jax.rollout.sample import EVAL_STREAM
 from rl_jax.stages.context import Preempted, StopFlag
-from rl_jax.stages.evaluation import evaluate, is_correct
+from rl_jax.stages.evaluation import evaluate, is_correct, measured
 
 PROMPTS = [tiny.prompt((1, 5 + i)) for i in range(4)]
 TEXT: Any = tiny.FakeText()
@@ -74,3 +74,15 @@ def test_a_signal_stops_it():
     with pytest.raises(Preempted) as stopped:
         run(tiny.rl_stage(), Signalled())
     assert stopped.value.code == 143
+
+
+def test_drawn_replies_are_shown_or_else_the_likeliest():
+    def shown(**changes):
+        engine, pool = tiny.anything(tiny.FakeEngine(), tiny.FakePool(right))
+        stage, params = tiny.rl_stage(**changes), tiny.anything(None)[0]
+        _, found = measured(engine, pool, TEXT, params, PROMPTS, stage, StopFlag())
+        return [(one.sample.request, one.sample.index) for one in found]
+
+    both = shown(eval__num_samples=2)
+    assert both == [(i, j) for i in range(4) for j in range(2)]
+    assert shown(eval__num_samples=0) == [(i, 0) for i in range(4)]

@@ -324,3 +324,98 @@ def test_a_conversation_of_one_token_more_than_a_row_still_fits(text, tmp_path):
     wanted = rf"--config.sft.batch.row_tokens={tokens - 1} or more"
     with pytest.raises(ConfigError, match=wanted):
         inputs.conversations(sft_stage(**short), text, seed=0)
+
+
+def test_whole_conversations_are_learnt_where_everything_is(text):
+    assistant = inputs.conversations(sft_stage(), text, seed=0)
+    whole = sft_stage(supervised__learn="everything")
+    everything = inputs.conversations(whole, text, seed=0)
+    for one, all_of_it in zip(assistant, everything, strict=True):
+        assert all_of_it.piece.tokens.tolist() == one.piece.tokens.tolist()
+        assert all_of_it.piece.mask.all() and not one.piece.mask.all()
+
+
+def test_rows_of_no_weight_are_left_out_and_counted(text, tmp_path, capsys):
+    rows = [{"prompt": "one", "completion": str(w), "w": w} for w in (2, 0, 0.5, 0)]
+    path = write(tmp_path / "talks.jsonl", rows)
+    stage = sft_stage(data__train=path, data__weight_column="w")
+    talks = list(inputs.conversations(stage, text, seed=0))
+    assert [talk.weight for talk in talks] == [2.0, 0.5]
+    assert "; 2 of 4 left out: weight 0" in capsys.readouterr().out
+    nothing = write(tmp_path / "nothing.jsonl", rows[1:2])
+    stage = sft_stage(data__train=nothing, data__weight_column="w")
+    with pytest.raises(ConfigError, match="weight 0.*\n.*data.weight_column"):
+        inputs.conversations(stage, text, seed=0)
+
+
+def test_items_are_numbered_over_all_sources(text, tmp_path):
+    path = write(tmp_path / "talks.jsonl", [{"prompt": "one", "completion": "1"}])
+    stage = sft_stage(data__train=f"{path},arithmetic", data__num_problems=3)
+    talks = inputs.numbered(inputs.conversations(stage, text, seed=0))
+    assert [talk.piece.sample for talk in talks] == [0, 1, 2, 3]
+    assert [len(part.items) for part in talks.parts] == [1, 3]
+
+
+# Held-out conversations, and texts.
+
+
+def test_demonstrations_are_held_out_that_no_stage_learns(text):
+    stage = sft_stage(data__held_out="arithmetic", data__num_problems=200)
+    unseen = list(inputs.held_out(stage, text))
+    assert len(unseen) == 8
+    learnt = [talk.row for talk in inputs.conversations(stage, text, seed=0)]
+    inputs.assert_held_out(unseen, learnt)
+    asked = {talk.row.messages[0]["content"] for talk in unseen}
+    rows = arithmetic.rows("eval", 8, seed=0)
+    assert asked == {row.messages[0]["content"] for row in rows}
+    for talk in unseen:
+        assert talk.piece.mask.any() and not talk.piece.mask.all()
+
+
+def pretrain_stage(**changes):
+    return dataclasses.replace(sft_stage(**changes), kind="pretrain")
+
+
+def test_a_long_text_is_cut_and_nothing_of_it_is_lost(text, tmp_path, capsys):
+    long, short = "Start with 1, plus 2, minus 3. " * 20, "Start"
+    values = [{"text": t, "w": w} for t, w in ((long, 2), (short, 1), ("", 1))]
+    path = write(tmp_path / "texts.jsonl", values)
+    stage = pretrain_stage(
+        data__train=path, data__weight_column="w", batch__row_tokens=16
+    )
+    pieces = list(inputs.texts(stage, text, seed=0))
+    *cut, whole = pieces
+    assert all(len(item.piece.tokens) <= 17 for item in pieces)
+    assert all(item.piece.mask.all() for item in pieces)
+    assert {item.weight for item in cut} == {2.0} and whole.weight == 1.0
+    learnt = [i for item in cut for i in item.piece.tokens[1:].tolist()]
+    ids = [*text.encode(long), text.eos_id]
+    assert len(cut) > 3 and learnt == ids[1:]
+    assert whole.piece.tokens.tolist() == [*text.encode(short), text.eos_id]
+    out = capsys.readouterr().out
+    assert f"{len(pieces)} pieces of {path}; 1 of {len(pieces) + 1} left out" in out
+
+
+def test_conversations_are_texts_too(text):
+    stage = pretrain_stage(data__num_problems=5)
+    for item in inputs.texts(stage, text, seed=0):
+        written = text.decode(item.piece.tokens.tolist(), specials=True)
+        question, reply = (turn["content"] for turn in item.row.messages)
+        assert written == f"<|user|>{question}<|assistant|>{reply}<|end|>"
+        assert item.piece.mask.all()
+
+
+def test_held_out_texts_are_read_as_the_texts_to_learn(text, tmp_path, capsys):
+    path = write(tmp_path / "texts.jsonl", [{"text": "Start with 1"}, {"text": "one"}])
+    other = write(tmp_path / "other.jsonl", [{"text": "one"}, {"text": "Start"}])
+    # A file to measure on has no weights.
+    changes = {"data__train": path, "data__held_out": other}
+    stage = pretrain_stage(**changes, data__weight_column="w")
+    unseen = list(inputs.held_out(stage, text))
+    assert [item.row.text for item in unseen] == ["one", "Start"]
+    stage = pretrain_stage(**changes)
+    learnt = [item.row for item in inputs.texts(stage, text, seed=0)]
+    capsys.readouterr()
+    inputs.assert_held_out(unseen, learnt, "pieces of data.held_out")
+    out = capsys.readouterr().out
+    assert out == "note: 1 of 2 pieces of data.held_out are trained on too\n"

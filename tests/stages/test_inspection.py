@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+import tiny_pairs
 import tiny_run
 import tiny_stage as tiny
+from rl_jax import config as configs
 from rl_jax.errors import ConfigError
 from rl_jax.stages import inspection, reading
 
@@ -127,3 +129,57 @@ def test_the_command_needs_no_workdir_and_writes_compiles_and_loads_nothing(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert "---- rl.data.eval = arithmetic" in done.stdout
     assert not list(tmp_path.iterdir()) and os.environ.get("TMPDIR") == before
+
+
+def test_pairs_are_shown_with_what_is_compared_of_each_reply(capsys, tmp_path):
+    path = tiny_pairs.write_pairs(tmp_path / "pairs.jsonl", 9, 0)
+    inspection.show(tiny_pairs.config(path), None)
+    out = capsys.readouterr().out
+    assert "---- data.train = " in out
+    assert out.count("  chosen: ") == out.count("  rejected: ") == 2
+    assert re.search(r"rejected: \d+ tokens, \d+ compared", out)
+    assert re.search(r"first step: 8 pairs in \d micro-batches of 2 rows of 48", out)
+
+
+def test_texts_are_shown_as_they_are_cut_and_what_is_held_out(capsys, tmp_path):
+    path = write(tmp_path / "texts.jsonl", [{"text": "one two " * 30}, {"text": "two"}])
+    config = configs.stage("pretrain")
+    config.data.train, config.data.held_out = str(path), "arithmetic"
+    config.batch.row_tokens, config.eval.every = 16, 1
+    config.data.num_eval_problems = 3
+    inspection.show(configs.resolve(config), None)
+    out = capsys.readouterr().out
+    assert out.count(": 17 tokens, 17 learnt") == 3  # two and one held out
+    assert "---- data.held_out = arithmetic" in out
+    assert re.search(r"the first step: \d+ pieces in 8 rows of 16 tokens: ", out)
+    assert "none is cut" not in out
+
+
+def selecting(train="arithmetic"):
+    """Pairs that a stage writes, and who takes them."""
+    config = configs.chain({"duels": "select", "rm": "reward_model"})
+    config.duels.data.train = train
+    config.duels.select.keep = "pairs"
+    config.rm.init, config.rm.data.train = "base", "duels"
+    return configs.resolve(config)
+
+
+def test_what_a_stage_is_to_write_is_not_looked_for(capsys):
+    inspection.show(selecting(), None)
+    out = capsys.readouterr().out
+    assert "---- duels.data.train = arithmetic" in out
+    assert "not there yet: duels will write it" in out
+
+
+def test_what_a_stage_has_written_is_shown_reply_by_reply(capsys, tmp_path):
+    folder = tmp_path / "duels"
+    folder.mkdir()
+    values = [
+        {"prompt": f"{i} times 1?", "chosen": f"{i}", "rejected": "no"}
+        for i in range(5)
+    ]
+    write(folder / "data.jsonl", values)
+    inspection.show(selecting(), tmp_path)
+    out = capsys.readouterr().out
+    assert "not there yet" not in out
+    assert re.findall(r"rank (\d): \d+ tokens, scored at the last", out) == list("0101")

@@ -1,10 +1,13 @@
 """The rows a config names, and their faults, found before anything starts."""
 
+import functools
 import json
+from typing import Any
 
 import pytest
 
 import tiny_stage as tiny
+from rl_jax import config as configs
 from rl_jax.data import arithmetic, rows
 from rl_jax.errors import ConfigError
 from rl_jax.stages import reading
@@ -169,3 +172,125 @@ def test_other_columns_are_another_reading(tmp_path, opened):
         (row,) = reading.read(stage, "rl", seed=0)
         assert row.messages[0]["content"] == asked
     assert len(opened) == 2
+
+
+# Every kind.
+
+
+def changed(config, changes):
+    """A run of a config; changes are keys with __ for each dot."""
+    for key, value in changes.items():
+        *groups, name = key.split("__")
+        holder = functools.reduce(getattr, groups, config)
+        holder[name] = (
+            str(value) if "data" in groups and name != "num_problems" else value
+        )
+    return configs.resolve(config)
+
+
+def of_kind(kind, **changes):
+    """A run of one stage."""
+    return changed(configs.stage(kind), changes)
+
+
+def chained(kinds, **changes):
+    """A run of several: name -> kind."""
+    return changed(configs.chain(kinds), changes)
+
+
+TALK = {"prompt": "one", "completion": "1", "answer": "1"}
+PAIR = {"prompt": "one", "chosen": "good", "rejected": "bad"}
+LIST = {"prompt": "one", "replies": ["good", "bad"], "scores": [1.0, 0.0]}
+FITTING = {
+    "pretrain": {"text": "one good text"},
+    "sft": TALK,
+    "reward_model": LIST,
+    "dpo": PAIR,
+    "rl": TALK,
+    "select": TALK,
+    "curate": TALK,
+}
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_every_kind_reads_rows_of_its_own_form(kind, tmp_path):
+    good = write(tmp_path / "good.jsonl", [FITTING[kind]])
+    run = of_kind(kind, data__train=good)
+    reading.check_data(run)
+    words = " ".join(reading.corpus(run))
+    for word in ("one", *(("good",) if "good" in str(FITTING[kind]) else ())):
+        assert word in words
+    bad = write(tmp_path / "bad.jsonl", [{"neither": 1}])
+    if kind == "curate":  # which looks at its rows when it has them all
+        return
+    with pytest.raises(ConfigError, match="bad.jsonl, row 1"):
+        reading.check_data(of_kind(kind, data__train=bad))
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft", "dpo", "reward_model"])
+def test_what_is_held_out_is_read_where_it_is_measured(kind, tmp_path):
+    good = write(tmp_path / "good.jsonl", [FITTING[kind]])
+    bad = write(tmp_path / "bad.jsonl", [{"neither": 1}])
+    named = {"data__train": good, "data__held_out": bad}
+    if kind in ("pretrain", "sft"):
+        reading.check_data(of_kind(kind, **named))
+    with pytest.raises(ConfigError, match="bad.jsonl, row 1"):
+        reading.check_data(of_kind(kind, **named, eval__every=1))
+
+
+def test_what_an_earlier_stage_will_write_is_not_looked_for(tmp_path):
+    train = write(tmp_path / "train.jsonl", [TALK])
+    run = chained(
+        {"pick": "select", "clean": "curate", "tune": "sft", "learn": "pretrain"},
+        pick__data__train=train,
+        clean__data__train="pick",
+        tune__data__train=f"clean@1,{train}@1",
+        learn__data__train="clean",
+    )
+    reading.check_data(run)
+    assert "one" in set(reading.corpus(run))
+
+
+def test_a_merge_is_evaluated_and_has_nothing_to_learn(tmp_path):
+    kinds = {"one": "sft", "two": "sft", "both": "merge"}
+    bad = write(tmp_path / "bad.jsonl", [{"neither": 1}])
+    learnt = ("one__data__train", "two__data__train")
+    named: dict[str, Any] = dict.fromkeys(learnt, "arithmetic")
+    named["both__merge__models"] = ("one", "two")
+    run = chained(kinds, **named, both__data__eval="arithmetic")
+    reading.check_data(run)
+    assert list(reading.corpus(run))
+    with pytest.raises(ConfigError, match="bad.jsonl, row 1"):
+        reading.check_data(chained(kinds, **named, both__data__eval=bad))
+
+
+def test_weights_are_of_rows_that_are_trained_on(tmp_path):
+    train = write(tmp_path / "train.jsonl", [TALK | {"w": 2}])
+    other = write(tmp_path / "other.jsonl", [TALK])
+    named = {"data__train": train, "data__held_out": other, "eval__every": 1}
+    run = of_kind("sft", **named, data__weight_column="w")
+    reading.check_data(run)
+    (stage,) = run.stages
+    assert [row.weight for row in reading.read(stage, "sft", 0)] == [2.0]
+    assert [row.weight for row in reading.read(stage, "held_out", 0)] == [1.0]
+    faulty = write(tmp_path / "faulty.jsonl", [TALK | {"w": -2}])
+    with pytest.raises(ConfigError, match="faulty.jsonl, row 1: column 'w' holds -2"):
+        reading.check_data(of_kind("sft", data__train=faulty, data__weight_column="w"))
+
+
+@pytest.mark.parametrize("task", reading.PROBLEMS)
+def test_a_tokenizer_knows_every_character_of_a_task(task):
+    of = reading.DEMONSTRATIONS.get(task)
+    kind = "sft" if of else "rl"
+    run = of_kind(kind, data__train=task, data__num_problems=1)
+    known = {*"".join(reading.corpus(run))}
+    found = of(2000, 7) if of else reading.PROBLEMS[task]("rl", 2000, 7)
+    found += reading.PROBLEMS[task]("eval", 500, 0)
+    said = "".join(turn["content"] for row in found for turn in row.messages)
+    assert {*said} <= known
+
+
+def test_a_text_is_given_to_the_tokenizer_line_by_line(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"text": "one\ntwo\n"}, {"text": "three"}])
+    run = of_kind("pretrain", data__train=path)
+    assert list(reading.corpus(run)) == ["one\n", "two\n", "three"]

@@ -186,3 +186,18 @@ def test_a_first_step_without_any_reward_is_an_error_that_names_the_verdict():
     assert "--config.rl.data.answer_column=" in str(error.value)
     assert len(str(error.value).splitlines()) <= 3
     rl.check_rewarded(tiny.groups([None, 0.0], [None, None]), stage)
+
+
+# What came of the prompts, for the curriculum.
+
+
+def test_every_group_that_was_asked_has_an_outcome_also_those_left_out():
+    groups = [[1.0, 0.0, 1.0, 0.0], [1.0] * G, [0.0] * G, [None, 1.0, None, 0.0]]
+    rollout = collect(
+        Scorer(groups.__getitem__),
+        rollout__prompts_per_step=2,
+        objective__max_refills=2,
+    )
+    assert kept_groups(rollout) == [0, 3] and rollout.dropped == 2
+    found = {k: (x.judged, x.solved) for k, x in rl.outcomes(rollout.every).items()}
+    assert found == {0: (4, 2), 1: (4, 4), 2: (4, 0), 3: (2, 1)}

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 import tiny_stage as tiny
 from rl_jax import checkpoint
@@ -64,6 +65,39 @@ def test_permuted_rewards_teach_nothing_and_the_kl_is_that_to_the_beginning(tmp_
     assert reads == 2  # the reference is a copy of its own
     kl = [line["train/kl"] for line in metrics]
     assert abs(kl[0]) < 1e-8 and min(kl[2:]) > 1e-6
+
+
+FUNCTIONS = """
+def long(completion, **_):
+    return min(len(completion), 32) / 32
+
+def digits(completion, **_):
+    return sum(c.isdigit() for c in completion[:16]) / 16
+
+def figures(completion, **_):
+    return sum(c in "0123456789" for c in completion) / max(len(completion), 16)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("visible, rings", [("long", True), ("digits", False)])
+def test_the_alarm_rings_for_a_policy_that_is_paid_for_length_alone(
+    tmp_path, visible, rings
+):
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    metrics, _ = run(
+        tmp_path,
+        rl__steps=40,
+        rl__reward__functions=f"{path}:{visible}",
+        rl__reward__hidden=f"{path}:figures",
+    )
+    reward = [line["train/reward"] for line in metrics]
+    assert np.mean(reward[-3:]) > reward[0] + 0.3, reward
+    rung = [line["health/reward_gap_alarm"] for line in metrics]
+    assert rung[0] == 0 and any(rung) == rings
+    log = (tmp_path / "rl" / "log.txt").read_text()
+    assert ("ALARM: reward hacking?" in log) == rings
 
 
 def test_a_stage_of_no_steps_saves_what_it_began_with(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import tiny_stage as tiny
 from rl_jax import learner as learners
 from rl_jax.data import pipeline
+from rl_jax.data.packing import pack
 from rl_jax.learner import Outcome, init_state, make_learner, to_device
 from rl_jax.models.params import abstract_params
 from rl_jax.objectives.policy import PRESETS
@@ -297,6 +298,22 @@ def test_another_reference_gives_another_gradient(context, kind):
     assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
+def test_a_new_reference_is_the_policy_of_now_and_outlives_it(context):
+    stage = stage_of(objective__kl_coef=0.5)
+    state, reference = state_of(context), params_of(context, 1)
+    plan = drawn(stage, context, state.params)
+    state, _, _ = update(stage, context, state, plan, reference)
+    now = jax.device_get(state.params)
+    layout = jax.tree.map(lambda x: x.sharding, state.params)
+    reference = learners.replaced(reference, state.params)
+    assert jax.tree.map(lambda x: x.sharding, reference) == layout
+    # The next update takes the policy's arrays.
+    plan = drawn(stage, context, state.params)
+    state, metrics, _ = update(stage, context, state, plan, reference)
+    assert metrics["train/kl"] == pytest.approx(0.0, abs=1e-9)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(reference), now)
+
+
 # Sampling, with the real engine.
 
 
@@ -371,7 +388,7 @@ def test_the_update_never_holds_the_logits(context):
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
         params,
     )
-    packed = rl.pack([], row_tokens, rows)
+    packed = pack([], row_tokens, rows)
     batch = jax.tree.map(jax.typeof, to_device(packed, context.mesh))
     program: Any = programs.policy_gradient
     one_N = np.ones(8, np.float32)

@@ -235,3 +235,91 @@ def test_a_row_that_no_route_judges_is_named():
     judged("1", routes=("made*=number",))
     with pytest.raises(ConfigError, match="Row 1 of made_up: no reward is set for"):
         judged("1", routes=("gsm8k=gsm8k",))
+
+
+# A reward model beside the functions.
+
+
+class FakeJudge:
+    """Scores a piece by its ids; keeps what it was asked."""
+
+    def __init__(self, value=lambda piece: float(piece[-2])):
+        self._value, self.asked = value, []
+
+    def score(self, pieces):
+        self.asked.append([piece.tolist() for piece in pieces])
+        return [self._value(piece) for piece in pieces]
+
+
+class WeighedPool(tiny.FakePool):
+    """A pool whose functions count for this much."""
+
+    def __init__(self, value, seed=0, weight=1.0):
+        super().__init__(value, seed)
+        self._weight = weight
+
+    def weight(self, source):
+        return self._weight
+
+
+def with_judge(judge, *, seed=0, value=lambda text: 0.5, weight=1.0, judge_weight=2.0):
+    fakes = tiny.FakeEngine(seed), WeighedPool(value, seed + 1, weight), None
+    engine, pool, params = tiny.anything(*fakes)
+    scored, _ = sample_and_score(
+        engine,
+        pool,
+        TEXT,
+        params,
+        asked(),
+        version=4,
+        check_stop=lambda: None,
+        judge=judge,
+        judge_weight=judge_weight,
+    )
+    return scored
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_judge_sees_prompts_and_replies_in_one_order_whatever_finishes_first(seed):
+    judge = FakeJudge()
+    scored = with_judge(judge, seed=seed)
+    # A reply of the fake engine is its request, its index and the stop token.
+    want = [[1, r, r, i, tiny.STOP] for r in (5, 2, 9) for i in range(3)]
+    assert judge.asked == [want]
+    for one in scored:
+        assert one.score.parts["model"] == one.sample.index
+        assert one.score.value == 0.5 + 2.0 * one.sample.index
+        assert one.score.verdict is Verdict.CORRECT
+
+
+def test_a_judge_of_weight_0_is_measured_only():
+    scored = with_judge(FakeJudge(), judge_weight=0.0)
+    assert {one.score.value for one in scored} == {0.5}
+    assert [one.score.parts["model"] for one in scored[:3]] == [0.0, 1.0, 2.0]
+
+
+def test_what_the_functions_cannot_judge_has_no_value_unless_none_of_them_counts():
+    unjudged = with_judge(FakeJudge(), value=lambda text: None)
+    assert {one.score.value for one in unjudged} == {None}
+    alone = with_judge(FakeJudge(), value=lambda text: None, weight=0.0)
+    assert [one.score.value for one in alone[:3]] == [0.0, 2.0, 4.0]
+    neither = with_judge(
+        FakeJudge(), value=lambda text: None, weight=0.0, judge_weight=0.0
+    )
+    assert {one.score.value for one in neither} == {None}
+
+
+def test_a_judge_that_gives_no_number_stops_the_run():
+    with pytest.raises(RuntimeError, match="reward model gave nan"):
+        with_judge(FakeJudge(lambda piece: float("nan")))
+
+
+def test_the_pool_of_a_stage_has_its_hidden_functions():
+    stage = tiny.rl_stage(reward__functions="exact", reward__hidden="number")
+    with make_pool(stage) as pool:
+        pool.submit(0, made_up_job("so 4", "4"))
+        found: dict[int, Score] = {}
+        while not found:
+            found.update(pool.wait(30.0))
+    assert found[0].parts == {"exact": 0.0, "hidden/number": 1.0}
+    assert found[0].value == 0.0

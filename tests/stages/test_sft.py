@@ -14,7 +14,7 @@ from rl_jax.data.pipeline import stream
 from rl_jax.learner import make_learner, to_device
 from rl_jax.models.params import abstract_params
 from rl_jax.stages import context as contexts
-from rl_jax.stages import inputs, run_state, sft
+from rl_jax.stages import inputs, run_state, sft, supervised
 
 STEPS = 4
 SHORT = {
@@ -36,12 +36,12 @@ def trained(tmp_path_factory):
     """(context, metrics, steps that were evaluated, last weights)"""
     folder, evaluated = tmp_path_factory.mktemp("sft"), []
 
-    def evaluate(context, stage, params, held_out):
-        evaluated.append(len(held_out))
-        return {"eval/accuracy": 0.5, "time/eval": 0.0}
+    def answers(context, stage, params, prompts):
+        evaluated.append(len(prompts))
+        return {"eval/accuracy": 0.5}, []
 
     with pytest.MonkeyPatch.context() as patch, tiny.built(folder, **SHORT) as context:
-        patch.setattr(sft, "_evaluate", evaluate)
+        patch.setattr(supervised, "_answers", answers)
         stage = context.run.stages[0]
         params = sft.run(context, stage, lambda: contexts.first_params(context))
         yield context, lines(folder), evaluated, params
@@ -120,10 +120,32 @@ def test_a_finished_stage_is_not_trained_again(trained):
 
 
 def test_a_stage_of_no_steps_evaluates_and_saves(tmp_path, monkeypatch):
-    found = {"eval/accuracy": 0.25, "time/eval": 0.0}
-    monkeypatch.setattr(sft, "_evaluate", lambda *_: found)
+    found = {"eval/accuracy": 0.25}, []
+    monkeypatch.setattr(supervised, "_answers", lambda *_: found)
     with tiny.built(tmp_path, **SHORT | {"sft__steps": 0}) as context:
         params = contexts.first_params(context)
         sft.run(context, context.run.stages[0], lambda: params)
     assert [m["eval/accuracy"] for m in lines(tmp_path)] == [0.25]
     assert checkpoint.latest_step(tmp_path / "sft" / "checkpoints") == 0
+
+
+def learnt_from(monkeypatch, tmp_path, **changes):
+    """What the loop is given."""
+    given = []
+    monkeypatch.setattr(supervised, "train", lambda *args: given.append(args[-1]))
+    with tiny.built(tmp_path, **SHORT | changes) as context:
+        stage = context.run.stages[0]
+        sft.run(context, stage, lambda: contexts.first_params(context))
+        return context.tokenizer, list(given[0])
+
+
+def test_the_assistants_turns_are_learnt_or_everything(monkeypatch, tmp_path):
+    text, talks = learnt_from(monkeypatch, tmp_path / "a")
+    for talk in talks:
+        said = text.decode(talk.piece.tokens[talk.piece.mask].tolist(), specials=True)
+        assert said == talk.row.messages[1]["content"] + "<|end|>"
+    whole = {"sft__supervised__learn": "everything"}
+    text, everything = learnt_from(monkeypatch, tmp_path / "b", **whole)
+    for talk, one in zip(everything, talks, strict=True):
+        assert talk.piece.mask.all()
+        np.testing.assert_array_equal(talk.piece.tokens, one.piece.tokens)

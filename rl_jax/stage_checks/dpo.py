@@ -1,0 +1,69 @@
+"""What a stage of pairs must satisfy beyond the types of its keys."""
+
+import os
+
+from rl_jax import checks, dag
+from rl_jax.config_keys import Run, StageConfig
+from rl_jax.data import sources
+from rl_jax.schema import nearest
+
+
+def check(run: Run, stage: StageConfig) -> None:
+    """Raises ConfigError for the first fault found."""
+    _check_reference(run, stage)
+    _check_sources(run, stage)
+    _check_evaluation(stage)
+
+
+def _check_reference(run: Run, stage: StageConfig) -> None:
+    """The reference is to be had when the stage begins."""
+    name, key = stage.preference.reference, f"{stage.prefix}preference.reference"
+    earlier = run.stages[: _position(run, stage)]
+    policies = [one.name for one in earlier if dag.makes(run, one) == "policy"]
+    known = ["init", "base", *policies]
+    word, at, step = name.rpartition("@")
+    bare = word if at and step.isdecimal() else name
+    if name in known or bare in policies or "://" in bare or os.path.isdir(bare):
+        return
+    raise checks.fault(
+        f"config.{key} is {name!r}, expected {', '.join(map(repr, known))}, or an "
+        "existing folder with weights",
+        (key, (nearest(name, known) or known)[0]),
+    )
+
+
+def _position(run: Run, stage: StageConfig) -> int:
+    return [one.name for one in run.stages].index(stage.name)
+
+
+def _check_sources(run: Run, stage: StageConfig) -> None:
+    """Pairs come from files, or from a select stage that writes pairs."""
+    keeps = {one.name: one.select.keep for one in run.stages if one.kind == "select"}
+    for name in ("train", "held_out"):
+        key = f"{stage.prefix}data.{name}"
+        for source in sources.parse(getattr(stage.data, name), key):
+            if source.path in sources.BUILT_IN:
+                raise checks.fault(
+                    f"config.{key} names {source.path!r}, a task without pairs of "
+                    "replies",
+                    (key, "FILE"),
+                    note="; a select stage with keep=pairs makes them of a task",
+                )
+            if keeps.get(source.path, "pairs") != "pairs":
+                raise checks.fault(
+                    f"config.{key} names the stage {source.path!r}, which writes "
+                    f"{keeps[source.path]!r} and no pairs of replies",
+                    (f"{source.path}.select.keep", "pairs"),
+                )
+
+
+def _check_evaluation(stage: StageConfig) -> None:
+    """What is only read to be measured is measured some time."""
+    key = stage.prefix
+    if stage.data.held_out and not stage.eval.every:
+        raise checks.fault(
+            f"config.{key}data.held_out is {stage.data.held_out!r}, but "
+            f"config.{key}eval.every is 0: it would never be measured",
+            (f"{key}eval.every", 50),
+            (f"{key}data.held_out", ""),
+        )

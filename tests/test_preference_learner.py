@@ -1,0 +1,303 @@
+"""The gradient of a step on pairs, against one made reply by reply.
+
+Legend: N pairs, 2 the chosen and the rejected reply, T positions, V vocabulary.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_jax import learner as learners
+from rl_jax.data.packing import Piece
+from rl_jax.data.pair_packing import num_places, pack_pairs
+from rl_jax.learner import make_learner, merge_metrics, to_device
+from rl_jax.mesh import make_mesh, sharding
+from rl_jax.models.decoder import gather_head, hidden_states
+from rl_jax.models.params import Params, map_layout
+from rl_jax.models.spec import ModelSpec
+from rl_jax.objectives.preference import PRESETS, PreferenceLoss
+from rl_jax.preference_learner import PairArrays, make_preference_learner
+
+MODEL = ModelSpec(
+    num_layers=1,
+    width=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    ffn_width=24,
+    vocab_size=34,
+)
+V, ROWS, T = MODEL.vocab_size, 8, 15
+N = num_places(ROWS, T)
+# replica, fsdp, tensor
+ONE_DEVICE = (1, 1, 1)
+MESHES = [
+    pytest.param((1, 8, 1), marks=pytest.mark.slow),
+    (1, 4, 2),
+    (2, 2, 2),
+]
+LENGTHS = [(6, 9), (12, 4), (5, 5), (16, 7), (8, 3), (3, 11), (9, 10)]
+
+
+def made_pairs():
+    """Pairs that share a prompt of two tokens, and what the reference thinks."""
+    rng = np.random.default_rng(0)
+    pairs = []
+    for both in LENGTHS:
+        prompt = rng.integers(0, V, 2)
+        pieces = []
+        for n in both:
+            tokens = [*prompt, *rng.integers(0, V, n - 2)]
+            pieces.append(Piece(np.array(tokens, np.int32), np.arange(n) >= 2))
+        pairs.append(tuple(pieces))
+    tokens_N2 = np.array(LENGTHS) - 2
+    # Near enough to random weights for either sign of h.
+    ref_N2 = -tokens_N2 * np.log(V) + rng.normal(size=tokens_N2.shape)
+    return pairs, ref_N2.astype(np.float32), tokens_N2.astype(np.float32)
+
+
+def random_params(mesh) -> Params:
+    rng = np.random.default_rng(1)
+
+    def one(leaf):
+        x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
+        x = (x + (leaf.fan_in == 0)).astype(np.float32)
+        return jax.device_put(x, sharding(mesh, *leaf.axes))
+
+    return map_layout(one, MODEL)
+
+
+def mesh_of(sizes):
+    return make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+
+
+@functools.cache
+def updater():
+    tx, schedule = learners.optimiser(
+        MODEL,
+        lr=1e-2,
+        schedule="constant",
+        warmup_steps=0,
+        total_steps=3,
+        final_lr_fraction=1.0,
+        weight_decay=0.0,
+        b1=0.9,
+        b2=0.95,
+        eps=1e-3,
+        clip_norm=0.5,
+    )
+    return tx, make_learner(MODEL, tx, schedule)
+
+
+@functools.cache
+def learner(loss: PreferenceLoss):
+    return make_preference_learner(MODEL, loss=loss, num_pairs=N)
+
+
+def arrays(ref_n2, tokens_n2, weight, junk=0.0):
+    """The arrays of a few pairs, with junk in the places that have none."""
+    n = len(ref_n2)
+    ref_N2 = np.full((N, 2), junk, np.float32)
+    tokens_N2, weight_N = np.ones((N, 2), np.float32), np.zeros(N, np.float32)
+    ref_N2[:n], tokens_N2[:n], weight_N[:n] = ref_n2, tokens_n2, weight
+    return PairArrays(ref_N2, tokens_N2, weight_N)
+
+
+def gradient(loss, sizes=ONE_DEVICE, split=1, junk=0.0):
+    """Gradients and metrics of a step on all pairs, taken in so many parts."""
+    pairs, ref_N2, tokens_N2 = made_pairs()
+    mesh = mesh_of(sizes)
+    with jax.set_mesh(mesh):
+        params = random_params(mesh)
+        grads, parts = updater()[1].zero_gradient(params), []
+        for share in np.array_split(np.arange(len(pairs)), split):
+            for rows in pack_pairs([pairs[i] for i in share], ROWS, T):
+                i = share[rows.index]
+                known = arrays(ref_N2[i], tokens_N2[i], 1 / len(pairs), junk)
+                batch = to_device(rows.packed, mesh)
+                grads, metrics = learner(loss).preference_gradient(
+                    params, grads, batch, known
+                )
+                parts.append(metrics)
+        return grads, merge_metrics(parts), len(parts)
+
+
+# The slow version: one reply at a time in a row of its own, then NumPy in float64.
+
+
+@functools.cache
+def replies():
+    """Of each reply alone: logp in float64 of the model's logits, and its gradient."""
+    mesh = mesh_of(ONE_DEVICE)
+
+    rows = sharding(mesh, "batch", "time")
+
+    @jax.jit
+    def logits_of(params, token_BT):
+        position_BT = jax.reshard(jnp.arange(T)[None], rows.spec)
+        hidden_BTD = hidden_states(
+            params, token_BT, position_BT, jnp.ones_like(token_BT), MODEL
+        )
+        head_VD = gather_head(params, MODEL)
+        return jnp.einsum("BTD,VD->BTV", hidden_BTD, head_VD, precision="highest")
+
+    @jax.jit
+    def total_gradient(params, token_BT, wanted_BTV):
+        def total(params):
+            logp_BTV = jax.nn.log_softmax(logits_of(params, token_BT))
+            return jnp.sum(logp_BTV * wanted_BTV)
+
+        return jax.grad(total)(params)
+
+    found = []
+    with jax.set_mesh(mesh):
+        params = random_params(mesh)
+        for pair in made_pairs()[0]:
+            for piece in pair:
+                # All of one length, so that there is one program; what comes after
+                # the reply is not seen by it and does not count.
+                token_T = np.zeros(T, np.int32)
+                target_T, counts_T = np.zeros(T, np.int32), np.zeros(T, bool)
+                n = len(piece.tokens) - 1
+                token_T[:n], target_T[:n] = piece.tokens[:-1], piece.tokens[1:]
+                counts_T[:n] = piece.mask[1:]
+                token_BT = jax.device_put(token_T[None], rows)
+                logits_BTV = logits_of(params, token_BT)
+                logits_TV = np.asarray(logits_BTV, np.float64)[0]
+                logp = 0.0
+                for t in range(n):
+                    if counts_T[t]:
+                        top = logits_TV[t].max()
+                        norm = top + np.log(np.exp(logits_TV[t] - top).sum())
+                        logp += logits_TV[t, target_T[t]] - norm
+                wanted_TV = np.eye(V, dtype=np.float32)[target_T] * counts_T[:, None]
+                wanted_BTV = jax.device_put(wanted_TV[None], rows)
+                grads = total_gradient(params, token_BT, wanted_BTV)
+                found.append((logp, jax.device_get(grads)))
+    return found
+
+
+def slow_step(loss: PreferenceLoss):
+    """(loss, accuracy, margin, gradient) from the formulas, pair by pair."""
+    _, ref_N2, tokens_N2 = made_pairs()
+    alone, n = replies(), len(ref_N2)
+    total, right, margin = 0.0, 0, 0.0
+    grads: Any = jax.tree.map(lambda g: np.zeros(g.shape, np.float64), alone[0][1])
+    for i in range(n):
+        (chosen, d_chosen), (rejected, d_rejected) = alone[2 * i], alone[2 * i + 1]
+        over = tokens_N2[i] if loss.average == "mean" else np.ones(2)
+        h = (chosen - ref_N2[i, 0]) / over[0] - (rejected - ref_N2[i, 1]) / over[1]
+        z, smooth = loss.beta * h, loss.label_smoothing
+        if loss.kind == "sigmoid":
+            value = (1 - smooth) * np.log1p(np.exp(-z)) + smooth * np.log1p(np.exp(z))
+            d_h = loss.beta * (
+                -(1 - smooth) / (1 + np.exp(z)) + smooth / (1 + np.exp(-z))
+            )
+        elif loss.kind == "ipo":
+            value, d_h = (h - 0.5 / loss.beta) ** 2, 2 * (h - 0.5 / loss.beta)
+        else:
+            value, d_h = max(0.0, 1 - z), -loss.beta * (z < 1)
+        nll = -chosen / tokens_N2[i, 0]
+        total += (value + loss.nll_coef * nll) / n
+        right, margin = right + (h > 0) / n, margin + z / n
+        of_chosen = (d_h / over[0] - loss.nll_coef / tokens_N2[i, 0]) / n
+        of_rejected = -d_h / over[1] / n
+        grads = jax.tree.map(
+            lambda g, a, b: g + of_chosen * a + of_rejected * b,  # noqa: B023
+            grads,
+            d_chosen,
+            d_rejected,
+        )
+    return total, right, margin, grads
+
+
+def assert_near(got, want, atol):
+    def check(path, a, b):
+        np.testing.assert_allclose(
+            np.asarray(a), np.asarray(b), rtol=0, atol=atol, err_msg=str(path)
+        )
+
+    jax.tree_util.tree_map_with_path(check, got, want)
+
+
+def test_totals_are_the_sums_of_the_models_own_log_probabilities():
+    pairs, _, _ = made_pairs()
+    mesh, got_N2 = mesh_of(ONE_DEVICE), np.zeros((len(pairs), 2))
+    with jax.set_mesh(mesh):
+        params = random_params(mesh)
+        for rows in pack_pairs(pairs, ROWS, T):
+            totals = learner(PRESETS["dpo"]).score_totals(
+                params, to_device(rows.packed, mesh)
+            )
+            assert totals.shape == (N, 2) and totals.dtype == jnp.float32
+            got_N2[rows.index] = np.asarray(totals)[: len(rows.index)]
+            assert not np.asarray(totals)[len(rows.index) :].any()
+    want_N2 = np.array([logp for logp, _ in replies()]).reshape(-1, 2)
+    np.testing.assert_allclose(got_N2, want_N2, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_is_that_of_the_slow_version(name):
+    loss = PRESETS[name]
+    grads, metrics, _ = gradient(loss)
+    value, right, margin, slow = slow_step(loss)
+    assert 0 < right < 1, "all pairs on one side: nothing to tell a sign by"
+    scale = max(1.0, abs(value))
+    assert metrics["loss"] == pytest.approx(value, rel=0, abs=1e-5 * scale)
+    assert metrics["accuracy"] == pytest.approx(right, rel=0, abs=1e-6)
+    assert metrics["reward_margin"] == pytest.approx(margin, rel=0, abs=1e-5)
+    assert_near(grads, slow, atol=1e-5 * scale)
+    assert max(np.abs(g).max() for g in jax.tree.leaves(slow)) > 1e-3
+
+
+def test_how_the_step_is_split_changes_nothing():
+    whole, metrics, count = gradient(PRESETS["llama3"])
+    parts, metrics_3, count_3 = gradient(PRESETS["llama3"], split=3)
+    assert (count, count_3) == (1, 3)
+    assert_near(parts, whole, atol=1e-6)
+    for name, value in metrics.items():
+        assert metrics_3[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+
+
+def test_what_stands_in_places_without_a_pair_is_not_read():
+    clean, metrics, _ = gradient(PRESETS["dpo"])
+    dirty, metrics_2, _ = gradient(PRESETS["dpo"], junk=np.nan)
+    assert metrics == metrics_2
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=lambda s: "x".join(map(str, s)))
+def test_many_devices_give_the_gradient_of_one(sizes):
+    one, metrics, _ = gradient(PRESETS["llama3"])
+    many, metrics_8, _ = gradient(PRESETS["llama3"], sizes)
+    assert_near(many, one, atol=1e-5)
+    for name, value in metrics.items():
+        assert metrics_8[name] == pytest.approx(value, rel=0, abs=2e-5), name
+    specs = map_layout(lambda leaf: sharding(mesh_of(sizes), *leaf.axes), MODEL)
+    jax.tree.map(
+        lambda g, s: g.sharding.is_equivalent_to(s, g.ndim) or 1 / 0, many, specs
+    )
+
+
+def test_measure_says_what_the_gradients_metrics_say():
+    _, ref_N2, tokens_N2 = made_pairs()
+    logp_N2 = np.array([logp for logp, _ in replies()], np.float32).reshape(-1, 2)
+    n = len(ref_N2)
+    known = PairArrays(ref_N2, tokens_N2, np.full(n, 1 / n, np.float32))
+    found = learner(PRESETS["llama3"]).measure(logp_N2, known)
+    _, metrics, _ = gradient(PRESETS["llama3"])
+    for name, value in metrics.items():
+        assert float(found[name]) == pytest.approx(value, rel=0, abs=2e-5), name
+
+
+def test_the_programs_are_compiled_once():
+    gradient(PRESETS["llama3"])
+    gradient(PRESETS["llama3"], split=3)
+    before = learner(PRESETS["llama3"]).preference_gradient._cache_size()
+    gradient(PRESETS["llama3"], split=2)
+    assert learner(PRESETS["llama3"]).preference_gradient._cache_size() == before
