@@ -10,7 +10,7 @@ from rl_jax import recipe, schema
 COMMAND = "python -m rl_jax.train"
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # for a space inside a value, while lines are wrapped
 WIDTH = 88
-INDENT = 18  # columns of a group's name
+INDENT = 18  # columns of a group's name, at least
 _MOST_IN_FULL = 2  # stages of a chain that are printed with every key
 
 
@@ -33,19 +33,21 @@ def describe(config: schema.Tree, overrides: Iterable[str] = ()) -> str:
             continue
         group, _, name = path.rpartition(".")
         in_stage = is_long and path.partition(".")[0] in kinds
-        is_default = values[path] == key.default and name not in ("kind", "init")
+        always = path.partition(".")[2] in ("kind", "init")
+        is_default = values[path] == key.default and not always
         if in_stage and is_default and path not in marked:
             continue
         mark = "*" if path in marked else ""
         text = schema.quoted(schema.as_text(values[path], key.choices))
         text = f"{mark}{name}={text}"
         groups.setdefault(group, []).append(text.replace(" ", _NO_BREAK))
+    indent = max(INDENT, *(len(group) + 1 for group in groups))
     lines = [
         textwrap.fill(
             " ".join(words),
             width=WIDTH,
-            initial_indent=f"{group or 'run':<{INDENT}}",
-            subsequent_indent=" " * INDENT,
+            initial_indent=f"{group or 'run':<{indent}}",
+            subsequent_indent=" " * indent,
             break_long_words=False,
             break_on_hyphens=False,
         )

@@ -63,3 +63,18 @@ def test_json_holds_the_whole_tree():
         return sum(map(count, node.values()))
 
     assert count(read) == len(defaults.tree_keys(defaults.kinds_of(config)))
+
+
+def test_of_a_long_chain_what_differs_from_the_defaults_is_printed():
+    kinds = {"pretrained": "pretrain", "sft": "sft", "preferences": "dpo"}
+    config = defaults.chain(kinds)
+    config.preferences.preference.beta = 0.5
+    text = config_text.describe(config, ["sft.optim.lr=1e-05"])
+    words = text.split()
+    assert "*lr=1e-05" in words and "weight_decay=0.0" not in words
+    for name, kind in kinds.items():
+        assert f"kind={kind}" in words and name in words
+    line = next(x for x in text.splitlines() if x.startswith("preferences.preference"))
+    assert line.split() == ["preferences.preference", "beta=0.5"]
+    assert words.count("init=sft") == words.count("init=pretrained") == 1
+    assert "--help has all" in text
