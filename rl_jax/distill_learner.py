@@ -140,10 +140,6 @@ def make_distiller(
             num_tokens=num_tokens,
         )
 
-    def add_gradient(loss_fn, params, grads, *rest):
-        (_, metrics), new = jax.value_and_grad(loss_fn, has_aux=True)(params, *rest)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
-
     def teacher_logprobs(teacher_params, batch):
         return learners.batch_logprobs(
             teacher_params, batch, model=teacher, temperature=temperature
@@ -153,12 +149,11 @@ def make_distiller(
         kl = token_kls(params, teacher_params, batch, Soft(), model, teacher)
         return jnp.where(batch.mask_BT, kl["reverse_kl"], 0.0).sum()
 
-    donate = functools.partial(jax.jit, donate_argnums=1)
     return Distiller(
         score=plain.score,
         teacher_score=jax.jit(teacher_logprobs),
-        soft_gradient=donate(functools.partial(add_gradient, soft_fn)),
-        on_policy_gradient=donate(functools.partial(add_gradient, on_policy_fn)),
+        soft_gradient=learners.gradient_program(soft_fn),
+        on_policy_gradient=learners.gradient_program(on_policy_fn),
         total_kl=jax.jit(total_kl),
         apply_gradient=plain.apply_gradient,
         zero_gradient=plain.zero_gradient,

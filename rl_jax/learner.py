@@ -327,22 +327,31 @@ def _gradients(
         logp_BT, _ = logprobs(params, batch)
         return cross_entropy(logp_BT, batch.mask_BT, per_token(weight_N, batch))
 
-    def add_gradient(loss_fn, params, grads, batch, of_samples, num_tokens):
-        (_, metrics), new = jax.value_and_grad(loss_fn, has_aux=True)(
-            params, batch, of_samples, num_tokens
-        )
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
-
     def zeros(params):
         return jax.tree.map(lambda w: jnp.zeros_like(w, jnp.float32), params)
 
-    donate = functools.partial(jax.jit, donate_argnums=1)
     return (
         jax.jit(lambda params, batch: logprobs(params, batch)[0]),
-        donate(functools.partial(add_gradient, policy)),
-        donate(functools.partial(add_gradient, supervised)),
+        gradient_program(policy),
+        gradient_program(supervised),
         jax.jit(zeros),
     )
+
+
+def gradient_program(
+    loss_fn: Callable[..., tuple[jax.Array, Metrics]],
+) -> Callable[..., tuple[Any, Metrics]]:
+    """Compiles (params, grads, *rest) -> (grads + those of this micro-batch, metrics).
+
+    Args:
+        loss_fn: (params, *rest) -> (loss, metrics).
+    """
+
+    def add_gradient(params, grads, *rest):
+        (_, metrics), new = jax.value_and_grad(loss_fn, has_aux=True)(params, *rest)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
+
+    return jax.jit(add_gradient, donate_argnums=1)
 
 
 def merge_metrics(parts: list[Metrics]) -> dict[str, float]:

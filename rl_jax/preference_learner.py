@@ -9,6 +9,7 @@ Legend: B rows of a micro-batch, T positions, N pairs that it can hold, 2 the ch
 and the rejected reply. S = 2 N samples.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_jax.learner import Batch, Metrics, batch_logprobs
+from rl_jax.learner import Batch, Metrics, batch_logprobs, gradient_program
 from rl_jax.mesh import BATCH_AXES, spec
 from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
@@ -54,10 +55,11 @@ class PreferenceLearner(NamedTuple):
     measure: Callable[..., Metrics]
 
 
+@functools.lru_cache(maxsize=8)
 def make_preference_learner(
     model: ModelSpec, *, loss: PreferenceLoss, num_pairs: int
 ) -> PreferenceLearner:
-    """Compiles the programs when they are first called.
+    """Compiles the programs when they are first called, once for stages that are alike.
 
     Args:
         num_pairs: N, `pair_packing.num_places`.
@@ -70,15 +72,9 @@ def make_preference_learner(
     def of_pairs(params, batch, pairs):
         return pair_loss(score_totals(params, batch), pairs, loss=loss)
 
-    def add_gradient(params, grads, batch, pairs):
-        (_, metrics), new = jax.value_and_grad(of_pairs, has_aux=True)(
-            params, batch, pairs
-        )
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
-
     return PreferenceLearner(
         score_totals=jax.jit(score_totals),
-        preference_gradient=jax.jit(add_gradient, donate_argnums=1),
+        preference_gradient=gradient_program(of_pairs),
         measure=jax.jit(lambda logp_N2, pairs: pair_loss(logp_N2, pairs, loss=loss)[1]),
     )
 

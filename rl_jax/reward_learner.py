@@ -9,6 +9,7 @@ Legend: B rows of a micro-batch, T positions, P prompts that it can hold, K repl
 prompt at the most, I and J the two of a pair (both of K).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 
 from rl_jax.data.rankings import Judged
 from rl_jax.data.reply_rows import ReplyRows
-from rl_jax.learner import Metrics
+from rl_jax.learner import Metrics, gradient_program
 from rl_jax.mesh import sharding, spec
 from rl_jax.models import reward_head
 from rl_jax.models.reward_head import RewardParams
@@ -73,8 +74,9 @@ class RewardLearner(NamedTuple):
     gradient: Callable[..., tuple[RewardParams, Metrics]]
 
 
+@functools.lru_cache(maxsize=8)
 def make_reward_learner(model: ModelSpec, *, form: Form = "ranking") -> RewardLearner:
-    """Compiles the programs when they are first called."""
+    """Compiles the programs when first called, once for stages that are alike."""
 
     def score(params, rows):
         return reward_head.scores(
@@ -86,16 +88,10 @@ def make_reward_learner(model: ModelSpec, *, form: Form = "ranking") -> RewardLe
         score_PK = reward_head.at_last(score_BT, said.row_PK, said.column_PK)
         return judged_loss(score_PK, said, form=form)
 
-    def add_gradient(params, grads, rows, said):
-        (_, metrics), new = jax.value_and_grad(loss_fn, has_aux=True)(
-            params, rows, said
-        )
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), metrics
-
     return RewardLearner(
         score=jax.jit(lambda params, rows: jax.reshard(score(params, rows), spec())),
         measure=jax.jit(lambda params, rows, said: loss_fn(params, rows, said)[1]),
-        gradient=jax.jit(add_gradient, donate_argnums=1),
+        gradient=gradient_program(loss_fn),
     )
 
 
