@@ -9,14 +9,14 @@ _START, _END, _GREY = "#b8b8b8", "#3b6fb6", "#6b6b6b"
 
 
 class Line(Protocol):
-    """A stage's line in the summary; `metric` is "" where it has none."""
+    """A stage's line in the summary (stages/results.py)."""
 
     @property
     def name(self) -> str: ...
     @property
     def metric(self) -> str: ...
     @property
-    def first(self) -> float: ...
+    def first(self) -> float | None: ...
     @property
     def last(self) -> float: ...
     @property
@@ -60,20 +60,23 @@ def plot(lines: Sequence[Line], out_path: str | os.PathLike) -> pathlib.Path:
 
 def _is_fraction(line: Line) -> bool:
     named = any(word in line.metric for word in ("accuracy", "pass_rate", "reward"))
-    return named and all(-0.02 <= x <= 1.02 for x in (line.first, line.last))
+    ends = (line.last if line.first is None else line.first, line.last)
+    return named and all(-0.02 <= x <= 1.02 for x in ends)
 
 
 def _draw(axis, lines: Sequence[Line]) -> None:
     for row, one in enumerate(lines):
         missed = one.gate.endswith("missed")
         colour = "#d1603d" if missed else _END
-        axis.plot([one.first, one.last], [row, row], color=colour, lw=2.2, zorder=1)
-        axis.scatter([one.first], [row], s=42, color=_START, zorder=2)
+        first, text = one.last, f"{one.last:.3g}"
+        if one.first is not None:
+            first, text = one.first, f"{one.first:.3g} → {text}"
+            axis.plot([first, one.last], [row, row], color=colour, lw=2.2, zorder=1)
+            axis.scatter([first], [row], s=42, color=_START, zorder=2)
         axis.scatter([one.last], [row], s=58, color=colour, zorder=3)
-        text = f"{one.first:.3g} → {one.last:.3g}" + ("  gate missed" if missed else "")
         axis.annotate(
-            text,
-            (max(one.first, one.last), row),
+            text + ("  gate missed" if missed else ""),
+            (max(first, one.last), row),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -83,7 +86,7 @@ def _draw(axis, lines: Sequence[Line]) -> None:
         )
     names = [f"{one.name}\n{one.metric}" for one in lines]
     axis.set_yticks(range(len(lines)), names, fontsize=8)
-    axis.set_ylim(len(lines) - 0.5, -0.5)
+    axis.set_ylim(max(len(lines), 1) - 0.5, -0.5)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(colors=_GREY)
     axis.grid(axis="x", color="#e4e4e4", linewidth=0.8)

@@ -97,14 +97,19 @@ def wanted(gate: Gate) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A stage in the summary; `metric` is "" where it has written none."""
+    """A stage in the summary.
+
+    Attributes:
+        metric: what it is judged by; "" where it has written nothing.
+        first: its first value; None where it was measured once.
+    """
 
     name: str
     kind: str
     steps: int
     seconds: float
     metric: str
-    first: float
+    first: float | None
     last: float
     gate: str
 
@@ -114,7 +119,8 @@ def line(stage: StageConfig, folder: pathlib.Path) -> Line:
     result = read(folder)
     metrics = (stage.gate.metric,) if stage.gate.metric else _SCORES
     metric = next((m for m in metrics if first_and_last(folder, m)), "")
-    first, last = first_and_last(folder, metric) or (0.0, 0.0)
+    values = plots.read_curves(folder / "metrics.jsonl").get(metric, ((), (0.0,)))[1]
+    first, last = float(values[0]), float(values[-1])
     gate = ""
     if stage.gate.metric:
         missed = not metric or verdict(stage.gate, first, last)
@@ -125,7 +131,7 @@ def line(stage: StageConfig, folder: pathlib.Path) -> Line:
         result.steps,
         result.seconds,
         metric,
-        first,
+        first if len(values) > 1 else None,
         last,
         gate,
     )
@@ -137,7 +143,8 @@ def table(lines: Sequence[Line]) -> str:
     cells: list[tuple[str, ...]] = [head]
     for one in lines:
         minutes, seconds = divmod(round(one.seconds), 60)
-        values = (f"{one.first:.3g}", f"{one.last:.3g}") if one.metric else ("", "")
+        start = "" if one.first is None else f"{one.first:.3g}"
+        values = (start, f"{one.last:.3g}") if one.metric else ("", "")
         steps = str(one.steps or "")
         time = f"{minutes}:{seconds:02d}"
         cells.append((one.name, one.kind, steps, time, one.metric, *values, one.gate))

@@ -74,3 +74,6 @@ def test_the_summary_has_a_line_a_stage_with_what_it_brought(tmp_path):
     assert table[2][:7] == ["rl", "rl", "20", "1:23", "eval/accuracy", "0.25", "0.75"]
     assert " ".join(table[2][7:]) == "at least 0.9: missed"
     assert table[3] == ["next", "sft", "0:00"]
+    once = results.line(rl, written(tmp_path / "once", eval__accuracy=(0.95,)))
+    assert (once.first, once.last) == (None, 0.95)
+    assert "eval/accuracy 0.95 at least" in " ".join(results.table([once]).split())
