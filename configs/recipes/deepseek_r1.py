@@ -1,7 +1,10 @@
 r"""DeepSeek-R1: RL from a base, cold start, RL, rejection-sampled SFT, RL, a student.
 
 Run:      python -m rl_jax.train --config=configs/recipes/deepseek_r1.py --workdir=$DIR
-Expect:   PLACEHOLDER
+Expect:   seeds 0, 1, 2, accuracy: zero 0.20, 0.27, 0.25 to 0.38, 0.40, 0.44; reason
+          0.25, 0.30, 0.25 to 0.39, 0.41, 0.43; final 0.47, 0.41, 0.46 to 0.61, 0.59,
+          0.59; student 0.31, 0.31, 0.29; pairs of rm 0.91, 0.95, 0.93; about 3.5 min of
+          CPU user time (2026-12-01, jax 0.10.2)
 Paper:    --config=configs/recipes/deepseek_r1.py:paper has the published numbers
           (arXiv:2501.12948), with what is not published told at the start.
 """
@@ -41,7 +44,7 @@ def small():
     config.zero.steps, config.zero.eval.every = 40, 20
     config.zero.objective.kl_coef = 0.001
     config.zero.objective.reference_every = 20
-    tiny.gate(config.zero, "eval/accuracy", rise=0.1)
+    tiny.gate(config.zero, "eval/accuracy", rise=0.07)
 
     cold = config.cold
     cold.init = "pretrained"
@@ -83,9 +86,9 @@ def small():
     final.rollout.temperature = 0.7
     final.reward.model, final.reward.steps = "rm", ("model=43",)
     final.reward.model_weight = 0.2
-    final.optim.lr = 6e-4
+    final.rollout.prompts_per_step = 32
     final.steps, final.eval.every = 50, 50
-    tiny.gate(final, "eval/accuracy", rise=0.05)
+    tiny.gate(final, "eval/accuracy", rise=0.07)
 
     student = config.student
     student.init, student.data.train = "new", "pick"

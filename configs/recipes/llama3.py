@@ -1,7 +1,9 @@
 r"""Llama 3: rounds of a reward model, rejection sampling, SFT, DPO, and averaging.
 
 Run:      python -m rl_jax.train --config=configs/recipes/llama3.py --workdir=$DIR
-Expect:   PLACEHOLDER
+Expect:   replies that people would call good, for seeds 0, 1, 2: 0.23, 0.22, 0.23 of
+          the base, 0.66, 0.62, 0.71 after round 1, 0.78, 0.68, 0.79 after round 2;
+          every gate passed; 2 to 3.5 minutes of CPU time (2026-12-01, jax 0.10.2)
 Paper:    --config=configs/recipes/llama3.py:paper has the published numbers
           (arXiv:2407.21783, section 4), with what is not published told at the start.
 """
@@ -40,7 +42,7 @@ def small():
 
     policy = "pretrained"
     # The share of replies that people would call good, after SFT and after DPO.
-    for n, after_sft, after_dpo in ((1, 0.4, 0.5), (2, 0.56, 0.62)):
+    for n, after_sft, after_dpo in ((1, 0.42, 0.54), (2, 0.6, 0.62)):
         stage = {name: config[f"{name}_{n}"] for name in ROUND}
         every = ",".join(f"duels_{i}" for i in ROUNDS if i <= n)
 
