@@ -6,7 +6,6 @@
 Legend: B rows of a micro-batch, T positions of a row.
 """
 
-import functools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ class Judge:
         self.name, self.marker = name, marker
         self._params, self._mesh = params, mesh
         self._row_tokens = row_tokens
-        self._learner = _learner(model)
+        self._learner = make_reward_learner(model)
 
     def score(self, pieces: Sequence[np.ndarray]) -> list[float]:
         """One score a reply, in order: mean 0, spread 1 over what it was trained on.
@@ -129,12 +128,6 @@ def _token_files(folder: pathlib.Path) -> dict[str, object]:
     elif (path := folder / "tokenizer.model").is_file():
         found["model"] = path.read_bytes()
     return found
-
-
-@functools.cache
-def _learner(model: ModelSpec) -> RewardLearner:
-    """One set of programs for all judges of one architecture."""
-    return make_reward_learner(model)
 
 
 def raw_scores(

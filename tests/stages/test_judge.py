@@ -13,12 +13,11 @@ import tiny_rewards
 from tiny_rewards import toy_pairs
 
 import tiny_stage as tiny
-from rl_jax import reward_marker
+from rl_jax import reward_learner, reward_marker
 from rl_jax.errors import ConfigError
 from rl_jax.mesh import make_mesh, sharding
 from rl_jax.models import reward_head
 from rl_jax.reward_marker import Marker
-from rl_jax.stages import judge as judges
 from rl_jax.stages import rankings
 from rl_jax.stages.judge import Judge, open_judge
 
@@ -84,7 +83,7 @@ def test_a_score_does_not_depend_on_what_is_judged_with_it(trained, judge):
 
 def test_judging_again_compiles_nothing(trained):
     context, _ = trained
-    judges._learner.cache_clear()
+    reward_learner.make_reward_learner.cache_clear()
     found = [open_judge(context, "rm", KEY, row_tokens=40) for _ in range(2)]
     for one in found:
         for seed in range(3):

@@ -20,6 +20,7 @@ from tiny_rewards import (
 
 from rl_jax import checkpoint, reward_marker
 from rl_jax.models import merging, reward_head
+from rl_jax.reward_learner import make_reward_learner
 from rl_jax.stages import judge, rankings, reward_model, run_state
 from rl_jax.stages.context import Preempted
 
@@ -150,7 +151,7 @@ def test_the_marker_has_mean_and_spread_of_the_scores_trained_on(trained):
     marker = reward_marker.read(context.workdir / "rm", "rm")
     judged = list(rankings.candidates(stage, context.tokenizer, "train"))
     raw = judge.raw_scores(
-        judge._learner(context.model),
+        make_reward_learner(context.model),
         params,
         [ids for item in judged for ids in item.ids],
         context.mesh,
