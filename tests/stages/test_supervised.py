@@ -255,7 +255,7 @@ def test_the_loss_is_the_weighted_mean_over_tokens(setting):
             if packed.mask_BT[0, t]:
                 above += talk.weight * -float(logp_BT[0, t])
                 below += talk.weight
-    assert gradient(setting, talks)[0] == pytest.approx(above / below, abs=1e-6)
+    assert gradient(setting, talks)[0] == pytest.approx(above / below, rel=1e-6)
 
 
 def test_a_weight_of_two_is_the_row_twice(setting):
