@@ -162,15 +162,10 @@ def check_run(run: "Run") -> None:
             f"config.stages is {tuple(stage.name for stage in run.stages)}.\n"
             "Expected one or more names of stages, none of them twice."
         )
-    for i, stage in enumerate(run.stages):
+    for stage in run.stages:
         _check_bounds(stage, STAGE_BOUNDS, stage.prefix)
-        earlier = run.stages[:i]
-        _check_init(
-            stage, [one.name for one in earlier if dag.makes(run, one) == "policy"]
-        )
-        _check_data(
-            stage, [one.name for one in earlier if dag.makes(run, one) == "data"]
-        )
+        _check_init(stage, dag.before(run, stage, "policy"))
+        _check_data(stage, dag.before(run, stage, "data"))
         _check_eval(stage)
         _check_reward(stage)
         if stage.kind == "rl":
@@ -238,9 +233,7 @@ def _check_model(run: "Run") -> None:
 
 def _check_init(stage: "StageConfig", earlier: list[str]) -> None:
     known = ["base", "new", *earlier]
-    word, at, step = stage.init.rpartition("@")
-    name = word if at and step.isdecimal() else stage.init
-    if name in known or "://" in stage.init or os.path.isdir(name):
+    if dag.is_had(stage.init, (), known):
         return
     raise fault(
         f"config.{stage.prefix}init is {stage.init!r}, expected "

@@ -31,7 +31,7 @@ class Need:
     Attributes:
         key: of the config, with the stage's prefix.
         name: of the other stage.
-        wants: what it must make; () if that is not decided by the key alone.
+        wants: what it must make, one of these.
     """
 
     key: str
@@ -91,10 +91,34 @@ def data_values(stage: StageConfig) -> list[tuple[str, str]]:
     return [(key, text) for key, text in values if text]
 
 
-def without_step(name: str) -> str:
-    """STAGE of STAGE@STEP; any other name as it is."""
+def with_step(name: str) -> tuple[str, int | None]:
+    """(NAME, STEP) of NAME@STEP; the step is None without one."""
     word, at, step = name.rpartition("@")
-    return word if at and step.isdecimal() else name
+    return (word, int(step)) if at and step.isdecimal() else (name, None)
+
+
+def without_step(name: str) -> str:
+    """NAME of NAME@STEP; any other name as it is."""
+    return with_step(name)[0]
+
+
+def before(run: Run, stage: StageConfig, *wants: Makes) -> list[str]:
+    """Names of the stages before this one that make one of these things."""
+    names = [one.name for one in run.stages]
+    earlier = run.stages[: names.index(stage.name)]
+    return [one.name for one in earlier if makes(run, one) in wants]
+
+
+def is_had(name: str, words: Sequence[str], stages: Sequence[str]) -> bool:
+    """Whether weights of that name are to be had when a stage begins.
+
+    Args:
+        words: that stand for weights themselves, such as "base".
+        stages: whose weights may be taken, also of one step: STAGE@STEP.
+    """
+    bare = without_step(name)
+    is_path = "://" in bare or os.path.isdir(bare)
+    return name in words or bare in stages or is_path
 
 
 def check(run: Run) -> None:

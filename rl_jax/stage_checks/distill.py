@@ -1,7 +1,5 @@
 """What a distillation must satisfy beyond the types of its keys."""
 
-import os
-
 from rl_jax import checks, dag
 from rl_jax.config_keys import Run, StageConfig
 from rl_jax.data import sources
@@ -33,13 +31,9 @@ def is_rewarded(stage: StageConfig) -> bool:
 def _check_teacher(run: Run, stage: StageConfig) -> None:
     """The teacher is to be had when the stage begins."""
     name, key = stage.distill.teacher, f"{stage.prefix}distill.teacher"
-    names = [one.name for one in run.stages]
-    earlier = run.stages[: names.index(stage.name)]
-    policies = [one.name for one in earlier if dag.makes(run, one) == "policy"]
+    policies = dag.before(run, stage, "policy")
     known = ["base", *policies]
-    word, at, step = name.rpartition("@")
-    bare = word if at and step.isdecimal() else name
-    if name in known or bare in policies or "://" in bare or os.path.isdir(bare):
+    if dag.is_had(name, known, policies):
         return
     raise checks.fault(
         f"config.{key} is {name!r}, expected {', '.join(map(repr, known))}, or an "

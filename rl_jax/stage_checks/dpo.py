@@ -1,7 +1,5 @@
 """What a stage of pairs must satisfy beyond the types of its keys."""
 
-import os
-
 from rl_jax import checks, dag
 from rl_jax.config_keys import Run, StageConfig
 from rl_jax.data import sources
@@ -18,22 +16,15 @@ def check(run: Run, stage: StageConfig) -> None:
 def _check_reference(run: Run, stage: StageConfig) -> None:
     """The reference is to be had when the stage begins."""
     name, key = stage.preference.reference, f"{stage.prefix}preference.reference"
-    earlier = run.stages[: _position(run, stage)]
-    policies = [one.name for one in earlier if dag.makes(run, one) == "policy"]
+    policies = dag.before(run, stage, "policy")
     known = ["init", "base", *policies]
-    word, at, step = name.rpartition("@")
-    bare = word if at and step.isdecimal() else name
-    if name in known or bare in policies or "://" in bare or os.path.isdir(bare):
+    if dag.is_had(name, known, policies):
         return
     raise checks.fault(
         f"config.{key} is {name!r}, expected {', '.join(map(repr, known))}, or an "
         "existing folder with weights",
         (key, (nearest(name, known) or known)[0]),
     )
-
-
-def _position(run: Run, stage: StageConfig) -> int:
-    return [one.name for one in run.stages].index(stage.name)
 
 
 def _check_sources(run: Run, stage: StageConfig) -> None:

@@ -6,7 +6,6 @@ import os
 from rl_jax import dag, schema
 from rl_jax.checks import fault
 from rl_jax.config_keys import Run, StageConfig
-from rl_jax.kinds import KINDS
 from rl_jax.reward_marker import NAME as REWARD_MARKER
 
 
@@ -14,8 +13,7 @@ def check(run: Run, stage: StageConfig) -> None:
     """Raises ConfigError unless two models or more can be averaged as asked."""
     merge, key = stage.merge, f"{stage.prefix}merge."
     names = [one.name for one in run.stages]
-    earlier = run.stages[: names.index(stage.name)]
-    known = [one.name for one in earlier if KINDS[one.kind].makes != "data"]
+    known = dag.before(run, stage, "policy", "reward model")
     if len(merge.models) < 2:
         raise fault(
             f"config.{key}models is {merge.models}, expected two models or more to "

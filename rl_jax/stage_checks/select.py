@@ -67,8 +67,7 @@ def _check_rejected(run: Run, stage: StageConfig) -> None:
             (f"{stage.prefix}select.keep", "pairs"),
         )
     names = [one.name for one in run.stages]
-    earlier = run.stages[: names.index(stage.name)]
-    known = ["base", *(one.name for one in earlier if dag.makes(run, one) == "policy")]
+    known = ["base", *dag.before(run, stage, "policy")]
     word = dag.without_step(name)
     if word in (*known, *names, "new") or os.path.isdir(os.path.expanduser(word)):
         return  # a stage that cannot be taken is told by dag.check

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 
 from rl_jax import config as configs
-from rl_jax import load
+from rl_jax import dag, load
 from rl_jax.data import tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
@@ -44,7 +44,7 @@ def find(context: Context, stage: configs.StageConfig) -> Teacher:
             sizes do not divide over the mesh.
     """
     name, key = stage.distill.teacher, f"{stage.prefix}distill.teacher"
-    word, step = with_step(name)
+    word, step = dag.with_step(name)
     if name == "base" or word in {one.name for one in context.run.stages}:
         return Teacher(name, context.model, weights.policy(context, name, key))
     try:
@@ -58,12 +58,6 @@ def find(context: Context, stage: configs.StageConfig) -> Teacher:
     return Teacher(
         found.name, model, lambda: load.read_params(found, model, context.mesh)
     )
-
-
-def with_step(name: str) -> tuple[str, int | None]:
-    """(NAME, STEP) of NAME@STEP; the step is None without one."""
-    word, at, step = name.rpartition("@")
-    return (word, int(step)) if at and step.isdecimal() else (name, None)
 
 
 def _typed_as(model: ModelSpec, student: ModelSpec) -> ModelSpec:

@@ -7,7 +7,7 @@ import pathlib
 import zlib
 from collections.abc import Callable
 
-from rl_jax import checkpoint
+from rl_jax import checkpoint, dag
 from rl_jax.errors import ConfigError
 from rl_jax.models import huggingface
 from rl_jax.models.params import Params, abstract_params, init_params
@@ -66,8 +66,7 @@ def stage_folder(context: Context, name: str) -> tuple[pathlib.Path | None, int 
 
     The step is None without @STEP: the newest. (None, None) if it is neither.
     """
-    bare, at, step = name.rpartition("@")
-    word, number = (bare, int(step)) if at and step.isdecimal() else (name, None)
+    word, number = dag.with_step(name)
     for stage in context.run.stages:
         if stage.name == word:
             return context.folder(stage), number
