@@ -5,31 +5,20 @@ What needs the devices (mesh sizes against their number) or the data (columns) i
 checked where these are first seen.
 """
 
-import glob
-import json
 import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_jax import dag, schema
+from rl_jax import dag, data_checks, schema
 from rl_jax.data import sources
 from rl_jax.errors import ConfigError
+from rl_jax.faults import divisor, fault, multiple
 from rl_jax.kinds import KINDS
 from rl_jax.rewards import registry, routing
 
 if TYPE_CHECKING:
     from rl_jax.config_keys import Run, StageConfig
-
-DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
-PROBLEMS_ONLY = ("word_problems",)  # built-in tasks without demonstrations
-SUPERVISED = ("pretrain", "sft")  # kinds that learn demonstrations
-
-
-def fault(text: str, *fixes: tuple[str, Any], note: str = "") -> ConfigError:
-    """The error of a fault, with the overrides to try: (key, value) each."""
-    writes = " or ".join(schema.override(key, value) for key, value in fixes)
-    return ConfigError(f"{text}.\nWrite {writes}{note}.")
 
 
 class Bound(NamedTuple):
@@ -165,11 +154,9 @@ def check_run(run: "Run") -> None:
     for stage in run.stages:
         _check_bounds(stage, STAGE_BOUNDS, stage.prefix)
         _check_init(stage, dag.before(run, stage, "policy"))
-        _check_data(stage, dag.before(run, stage, "data"))
+        data_checks.check(stage, dag.before(run, stage, "data"))
         _check_eval(stage)
         _check_reward(stage)
-        if stage.kind == "rl":
-            _check_rl(stage)
         _check_rows(run, stage)
         _check_gate(stage)
 
@@ -203,13 +190,13 @@ def _check_model(run: "Run") -> None:
         raise fault(
             f"config.model.num_heads={model.num_heads} is not a multiple of "
             f"config.model.num_kv_heads={model.num_kv_heads}",
-            ("model.num_kv_heads", _divisor(model.num_heads, model.num_kv_heads)),
+            ("model.num_kv_heads", divisor(model.num_heads, model.num_kv_heads)),
         )
     if not model.head_dim and model.width % model.num_heads:
         raise fault(
             f"config.model.width={model.width} is not a multiple of config.model."
             f"num_heads={model.num_heads}, so no head_dim follows from them",
-            ("model.width", _multiple(model.width, model.num_heads)),
+            ("model.width", multiple(model.width, model.num_heads)),
             ("model.head_dim", 32),
         )
     head_dim = model.head_dim or model.width // model.num_heads
@@ -227,7 +214,7 @@ def _check_model(run: "Run") -> None:
                 f"config.model.{key}={size} is not a multiple of "
                 f"config.mesh.tensor={tensor}",
                 ("mesh.tensor", 1),
-                (f"model.{key}", _multiple(size, tensor)),
+                (f"model.{key}", multiple(size, tensor)),
             )
 
 
@@ -240,101 +227,6 @@ def _check_init(stage: "StageConfig", earlier: list[str]) -> None:
         f"{', '.join(map(repr, known))}, or an existing folder of checkpoints",
         (f"{stage.prefix}init", (schema.nearest(stage.init, known) or known)[0]),
     )
-
-
-def _check_data(stage: "StageConfig", stages: list[str]) -> None:
-    key, built_in = f"{stage.prefix}data.", sources.BUILT_IN
-    kinds = f"; FILE may be a file, a glob or a folder of {', '.join(DATA_SUFFIXES)}"
-    if not stage.data.train and "data.train" not in KINDS[stage.kind].left_out:
-        raise fault(
-            f"config.{key}train is empty: there is nothing to train on",
-            (f"{key}train", "FILE"),
-            (f"{key}train", built_in[0]),
-            note=kinds,
-        )
-    template_variables(stage.data.template_variables, f"{key}template_variables")
-    known = (*built_in, *stages)
-    for name in ("train", "eval", "held_out"):
-        text = getattr(stage.data, name)
-        for source in sources.parse(text, f"{key}{name}"):
-            if wrong := "" if source.path in known else _wrong_path(source.path):
-                within = "is" if source.path == text else "names"
-                raise fault(
-                    f"config.{key}{name} {within} {source.path!r}, which {wrong}",
-                    (f"{key}{name}", "FILE"),
-                    (f"{key}{name}", built_in[0]),
-                    note=kinds,
-                )
-            if name != "train" and source.weight is not None:
-                raise fault(
-                    f"config.{key}{name} gives {source.path!r} a share, but an "
-                    "evaluation takes rows from each source in turn",
-                    (f"{key}{name}", source.path),
-                )
-    for source in sources.parse(stage.data.train):
-        if stage.data.wrong_share and source.path in sources.AS_THEY_ARE:
-            raise fault(
-                f"config.{key}wrong_share is {stage.data.wrong_share}, but the "
-                f"demonstrations of {source.path!r} are what they are",
-                (f"{key}wrong_share", 0.0),
-                (f"{key}train", "sums"),
-            )
-    for name in ("train", "held_out") if stage.kind in SUPERVISED else ():
-        for source in sources.parse(getattr(stage.data, name)):
-            if source.path in PROBLEMS_ONLY:
-                raise fault(
-                    f"config.{key}{name} names {source.path!r}, a task for "
-                    "reinforcement learning: it has no demonstrations to learn from",
-                    (f"{key}{name}", built_in[0]),
-                    (f"{key}{name}", "FILE"),
-                )
-
-
-def _wrong_path(path: str) -> str:
-    """What is wrong with a path of data, "" if nothing is."""
-    path = os.path.expanduser(path)
-    folder = os.path.join(glob.escape(path), "*")
-    found = glob.glob(folder if os.path.isdir(path) else path, recursive=True)
-    if os.path.isfile(path):  # a name may hold [ or *
-        found.append(path)
-    if any(file.endswith(DATA_SUFFIXES) for file in found):
-        return ""
-    wrong = f"has no {', '.join(DATA_SUFFIXES)}" if found else "does not exist"
-    return wrong + _beside(path)
-
-
-def template_variables(entries: tuple[str, ...], key: str) -> dict[str, Any]:
-    """`data.template_variables` by name; a value that is not JSON is text.
-
-    Args:
-        key: of the config, for messages.
-
-    Raises:
-        ConfigError: for one that is not NAME=VALUE.
-    """
-    found: dict[str, Any] = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not equals or not name.isidentifier():
-            raise fault(
-                f"config.{key} has {entry!r}, expected NAME=VALUE",
-                (key, "enable_thinking=false"),
-            )
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
-def _beside(path: str) -> str:
-    """Names what exists in the folder of a path and is spelt like it, if anything."""
-    folder = os.path.dirname(path) or "."
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    names = [n for n in names if n.endswith(DATA_SUFFIXES)] + list(sources.BUILT_IN)
-    stems = {name.split(".")[0]: name for name in names}
-    near = schema.nearest(os.path.basename(path).split(".")[0], stems)
-    return f"; nearest: {stems[near[0]]!r}" if near else ""
 
 
 def _check_eval(stage: "StageConfig") -> None:
@@ -410,29 +302,9 @@ def _check_reward(stage: "StageConfig") -> None:
         )
 
 
-def _check_rl(stage: "StageConfig") -> None:
+def check_longest(stage: "StageConfig") -> None:
+    """Raises ConfigError if a row has no room for the longest reply and its prompt."""
     rollout, batch, key = stage.rollout, stage.batch, stage.prefix
-    if rollout.group_size < 2:
-        raise fault(
-            f"config.{key}rollout.group_size is {rollout.group_size}, expected 2 or "
-            f"more: {stage.objective.name} compares a sample with others of its prompt",
-            (f"{key}rollout.group_size", 8),
-        )
-    if rollout.temperature == 0:
-        raise fault(
-            f"config.{key}rollout.temperature is 0: all samples of a prompt would be "
-            "the same, with nothing to learn from",
-            (f"{key}rollout.temperature", 1.0),
-        )
-    if rollout.prompts_per_step % batch.updates_per_step:
-        raise fault(
-            f"config.{key}rollout.prompts_per_step={rollout.prompts_per_step} is not a "
-            f"multiple of config.{key}batch.updates_per_step={batch.updates_per_step}",
-            (
-                f"{key}batch.updates_per_step",
-                _divisor(rollout.prompts_per_step, batch.updates_per_step),
-            ),
-        )
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     if 0 < batch.row_tokens < longest:
         raise fault(
@@ -462,11 +334,11 @@ def _check_gate(stage: "StageConfig") -> None:
 
 def _check_rows(run: "Run", stage: "StageConfig") -> None:
     batch, key = stage.batch, stage.prefix
-    if stage.kind in SUPERVISED and batch.rows_per_step % batch.micro_rows:
+    if stage.kind in data_checks.SUPERVISED and batch.rows_per_step % batch.micro_rows:
         raise fault(
             f"config.{key}batch.rows_per_step={batch.rows_per_step} is not a multiple "
             f"of config.{key}batch.micro_rows={batch.micro_rows}",
-            (f"{key}batch.micro_rows", _divisor(batch.rows_per_step, batch.micro_rows)),
+            (f"{key}batch.micro_rows", divisor(batch.rows_per_step, batch.micro_rows)),
         )
     # Rows are laid on replica x fsdp. With fsdp=-1 the devices decide, later.
     parts = run.mesh.replica * max(run.mesh.fsdp, 1)
@@ -476,15 +348,5 @@ def _check_rows(run: "Run", stage: "StageConfig") -> None:
             raise fault(
                 f"config.{key}{name}={rows} is not a multiple of {parts}, the product "
                 "of config.mesh.replica and config.mesh.fsdp",
-                (f"{key}{name}", _multiple(rows, parts)),
+                (f"{key}{name}", multiple(rows, parts)),
             )
-
-
-def _divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit`."""
-    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
-
-
-def _multiple(number: int, factor: int) -> int:
-    """The smallest multiple of `factor` that is at least `number`."""
-    return -(-number // factor) * factor

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from rl_jax import checks, schema
+from rl_jax import schema
 from rl_jax.config import StageConfig
+from rl_jax.faults import fault
 from rl_jax.objectives import policy
 from rl_jax.objectives.policy import PolicyLoss
 
@@ -32,7 +33,7 @@ def policy_loss_spec(stage: StageConfig) -> PolicyLoss:
     named = policy.COMPAT[objective.compat] if objective.compat else policy.PRESETS
     if objective.name not in named:
         close = schema.nearest(objective.name, named) or [*named]
-        raise checks.fault(
+        raise fault(
             f"config.{key}name is {objective.name!r}, which {objective.compat} does "
             f"not have, but {', '.join(named)}",
             (f"{key}name", close[0]),
@@ -42,14 +43,14 @@ def policy_loss_spec(stage: StageConfig) -> PolicyLoss:
     policy.validate(spec)
     for name in {"kl", "kl_place"} & given.keys():
         if not spec.kl_coef:
-            raise checks.fault(
+            raise fault(
                 f"config.{key}{name} is {given[name]!r}, but the weight of the KL is 0",
                 (f"{key}kl_coef", 0.001),
                 (f"{key}{name}", None),
             )
     factor = objective.overlong_factor
     if objective.overlong == "dapo" and factor != 1.0:
-        raise checks.fault(
+        raise fault(
             f"config.{key}overlong_factor is {factor}, but dapo has no such factor",
             (f"{key}overlong", "openrlhf"),
             (f"{key}overlong_factor", 1.0),

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from rl_jax import checks
 from rl_jax.config_keys import StageConfig
+from rl_jax.faults import fault
 from rl_jax.objectives import preference
 from rl_jax.objectives.preference import PreferenceLoss
 
@@ -23,7 +23,7 @@ def preference_loss_spec(stage: StageConfig) -> PreferenceLoss:
     named = preference.PRESETS[chosen.name]
     spec = dataclasses.replace(named, **given)
     if spec.label_smoothing and spec.kind != "sigmoid":
-        raise checks.fault(
+        raise fault(
             f"config.{key}label_smoothing is {spec.label_smoothing} with the kind "
             f"{spec.kind!r}, but only 'sigmoid' has such a share",
             *(

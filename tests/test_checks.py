@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rl_jax import checks, config_keys, schema
+from rl_jax import checks, config_keys, data_checks, schema
 from rl_jax import config as defaults
 from rl_jax.data import sources
 from rl_jax.errors import ConfigError
@@ -225,7 +225,7 @@ def test_template_variables_are_json_or_text():
         "s=x=y",
         "t=",
     )
-    assert checks.template_variables(entries, "data.template_variables") == {
+    assert data_checks.template_variables(entries, "data.template_variables") == {
         "enable_thinking": False,
         "effort": "low",
         "n": 3,
@@ -235,7 +235,7 @@ def test_template_variables_are_json_or_text():
     }
     for entry in ("a", "=1", "a-b=1"):
         with pytest.raises(ConfigError, match="expected NAME=VALUE"):
-            checks.template_variables((entry,), "data.template_variables")
+            data_checks.template_variables((entry,), "data.template_variables")
 
 
 def test_every_number_has_bounds():
@@ -307,11 +307,11 @@ def test_a_users_own_reward_function_is_taken_as_it_is(tmp_path):
 def test_names_are_those_of_the_code_that_takes_them():
     registry = pytest.importorskip("rl_jax.rewards.registry")
     files = pytest.importorskip("rl_jax.data.files")
-    assert checks.DATA_SUFFIXES == files.SUFFIXES
+    assert data_checks.DATA_SUFFIXES == files.SUFFIXES
     reading = pytest.importorskip("rl_jax.stages.reading")
     assert {*sources.BUILT_IN} == {*reading.PROBLEMS}
     problems_only = {*reading.PROBLEMS} - {*reading.DEMONSTRATIONS}
-    assert {*checks.PROBLEMS_ONLY} == problems_only
+    assert {*data_checks.PROBLEMS_ONLY} == problems_only
     formats = schema.keys(config_keys.Reward)["answer_format"].choices
     assert set(formats) == set(registry.ANSWER_FORMATS)
 

@@ -1,16 +1,31 @@
 """What a stage of each kind must satisfy, checked before jax starts."""
 
-import importlib
-
 from rl_jax.config_keys import Run, StageConfig
-from rl_jax.stage_checks import judge
+from rl_jax.stage_checks import (
+    curate,
+    distill,
+    dpo,
+    judge,
+    merge,
+    reward_model,
+    rl,
+    select,
+)
 
-# Kinds with a file of their own here, each with `check(run, stage)`.
-_CHECKED = ("rl", "reward_model", "dpo", "distill", "select", "curate", "merge")
+# Of pretrain and sft checks.py and data_checks.py say all that there is to say.
+_CHECKS = {
+    "reward_model": reward_model.check,
+    "dpo": dpo.check,
+    "rl": rl.check,
+    "distill": distill.check,
+    "select": select.check,
+    "curate": curate.check,
+    "merge": merge.check,
+}
 
 
 def check(run: Run, stage: StageConfig) -> None:
     """Raises ConfigError for what is wrong with a stage as one of its kind."""
     judge.check(run, stage)
-    if stage.kind in _CHECKED:
-        importlib.import_module(f"rl_jax.stage_checks.{stage.kind}").check(run, stage)
+    if stage.kind in _CHECKS:
+        _CHECKS[stage.kind](run, stage)

@@ -1,7 +1,7 @@
 """What the keys of a curate stage must be beyond their types."""
 
-from rl_jax.checks import fault
 from rl_jax.config_keys import Run, StageConfig
+from rl_jax.faults import fault
 from rl_jax.stage_checks.select import check_no_shares, check_sampling
 
 

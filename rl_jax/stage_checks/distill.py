@@ -1,8 +1,9 @@
 """What a distillation must satisfy beyond the types of its keys."""
 
-from rl_jax import checks, dag
+from rl_jax import checks, dag, data_checks
 from rl_jax.config_keys import Run, StageConfig
 from rl_jax.data import sources
+from rl_jax.faults import fault
 from rl_jax.schema import nearest
 
 # Forms whose own weight of the advantage of rewards is not 0
@@ -13,7 +14,8 @@ REWARDED = ("mopd",)
 def check(run: Run, stage: StageConfig) -> None:
     """Raises ConfigError for the first fault found."""
     _check_teacher(run, stage)
-    _check_longest(stage)
+    if stage.distill.form != "soft" or stage.eval.every:  # replies are drawn
+        checks.check_longest(stage)
     if stage.distill.form == "soft":
         _check_soft(stage)
     else:
@@ -35,33 +37,18 @@ def _check_teacher(run: Run, stage: StageConfig) -> None:
     known = ["base", *policies]
     if dag.is_had(name, known, policies):
         return
-    raise checks.fault(
+    raise fault(
         f"config.{key} is {name!r}, expected {', '.join(map(repr, known))}, or an "
         "existing folder with weights",
         (key, (nearest(name, policies) or [*policies[-1:], "FOLDER"])[0]),
     )
 
 
-def _check_longest(stage: StageConfig) -> None:
-    """A row holds the longest reply with its prompt, wherever replies are drawn."""
-    rollout, batch, key = stage.rollout, stage.batch, stage.prefix
-    if stage.distill.form == "soft" and not stage.eval.every:
-        return
-    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
-    if 0 < batch.row_tokens < longest:
-        raise checks.fault(
-            f"config.{key}batch.row_tokens is {batch.row_tokens}, less than the "
-            f"{longest} of {key}rollout.max_prompt_tokens + max_new_tokens",
-            (f"{key}batch.row_tokens", longest),
-            (f"{key}batch.row_tokens", 0),
-        )
-
-
 def _check_soft(stage: StageConfig) -> None:
     distill, batch, key = stage.distill, stage.batch, stage.prefix
     for source in sources.parse(stage.data.train, f"{key}data.train"):
-        if source.path in checks.PROBLEMS_ONLY:
-            raise checks.fault(
+        if source.path in data_checks.PROBLEMS_ONLY:
+            raise fault(
                 f"config.{key}data.train names {source.path!r}, a task without "
                 "demonstrations, and form soft learns at the tokens of some",
                 (f"{key}distill.form", "opd"),
@@ -69,26 +56,26 @@ def _check_soft(stage: StageConfig) -> None:
             )
     if batch.rows_per_step % batch.micro_rows:
         rows = batch.micro_rows * -(-batch.rows_per_step // batch.micro_rows)
-        raise checks.fault(
+        raise fault(
             f"config.{key}batch.rows_per_step={batch.rows_per_step} is not a multiple "
             f"of config.{key}batch.micro_rows={batch.micro_rows}",
             (f"{key}batch.rows_per_step", rows),
         )
     if batch.updates_per_step != 1:
-        raise checks.fault(
+        raise fault(
             f"config.{key}batch.updates_per_step is {batch.updates_per_step}, but form "
             "soft draws no replies to be split: batch.rows_per_step is an update",
             (f"{key}batch.updates_per_step", 1),
         )
     if distill.top_k and distill.direction == "reverse":
-        raise checks.fault(
+        raise fault(
             f"config.{key}distill.top_k is {distill.top_k}, but the reverse KL is over "
             "the whole vocabulary",
             (f"{key}distill.top_k", 0),
             (f"{key}distill.direction", "forward"),
         )
     if not distill.top_k and distill.rest != "bucket":
-        raise checks.fault(
+        raise fault(
             f"config.{key}distill.rest is {distill.rest!r}, but with config.{key}"
             "distill.top_k=0 there is no rest",
             (f"{key}distill.top_k", 64),
@@ -96,7 +83,7 @@ def _check_soft(stage: StageConfig) -> None:
         )
     for name in ("outcome", "bound"):
         if getattr(distill, name) is not None:
-            raise checks.fault(
+            raise fault(
                 f"config.{key}distill.{name} is {getattr(distill, name)}, which form "
                 "soft does not have",
                 (f"{key}distill.{name}", None),
@@ -107,13 +94,13 @@ def _check_soft(stage: StageConfig) -> None:
 def _check_on_policy(stage: StageConfig) -> None:
     distill, rollout, key = stage.distill, stage.rollout, stage.prefix
     if rollout.temperature == 0:
-        raise checks.fault(
+        raise fault(
             f"config.{key}rollout.temperature is 0, but form {distill.form} learns "
             "from replies that are drawn",
             (f"{key}rollout.temperature", 1.0),
         )
     if is_rewarded(stage) and rollout.group_size < 2:
-        raise checks.fault(
+        raise fault(
             f"config.{key}rollout.group_size is {rollout.group_size}, expected 2 or "
             f"more: the rewards of a prompt's replies are compared, as config.{key}"
             "distill.outcome is not 0",
@@ -121,7 +108,7 @@ def _check_on_policy(stage: StageConfig) -> None:
             (f"{key}distill.outcome", 0.0),
         )
     if rollout.prompts_per_step % stage.batch.updates_per_step:
-        raise checks.fault(
+        raise fault(
             f"config.{key}rollout.prompts_per_step={rollout.prompts_per_step} is not a "
             f"multiple of config.{key}batch.updates_per_step="
             f"{stage.batch.updates_per_step}",
@@ -130,7 +117,7 @@ def _check_on_policy(stage: StageConfig) -> None:
     soft = {"temperature": 1.0, "direction": "forward", "top_k": 0, "rest": "bucket"}
     for name, default in soft.items():
         if getattr(distill, name) != default:
-            raise checks.fault(
+            raise fault(
                 f"config.{key}distill.{name} is {getattr(distill, name)!r}, which only "
                 f"form soft has, not {distill.form}",
                 (f"{key}distill.{name}", default),

@@ -1,8 +1,9 @@
 """What a stage of pairs must satisfy beyond the types of its keys."""
 
-from rl_jax import checks, dag
+from rl_jax import dag
 from rl_jax.config_keys import Run, StageConfig
 from rl_jax.data import sources
+from rl_jax.faults import fault
 from rl_jax.schema import nearest
 
 
@@ -20,7 +21,7 @@ def _check_reference(run: Run, stage: StageConfig) -> None:
     known = ["init", "base", *policies]
     if dag.is_had(name, known, policies):
         return
-    raise checks.fault(
+    raise fault(
         f"config.{key} is {name!r}, expected {', '.join(map(repr, known))}, or an "
         "existing folder with weights",
         (key, (nearest(name, known) or known)[0]),
@@ -34,14 +35,14 @@ def _check_sources(run: Run, stage: StageConfig) -> None:
         key = f"{stage.prefix}data.{name}"
         for source in sources.parse(getattr(stage.data, name), key):
             if source.path in sources.BUILT_IN:
-                raise checks.fault(
+                raise fault(
                     f"config.{key} names {source.path!r}, a task without pairs of "
                     "replies",
                     (key, "FILE"),
                     note="; a select stage with keep=pairs makes them of a task",
                 )
             if keeps.get(source.path, "pairs") != "pairs":
-                raise checks.fault(
+                raise fault(
                     f"config.{key} names the stage {source.path!r}, which writes "
                     f"{keeps[source.path]!r} and no pairs of replies",
                     (f"{source.path}.select.keep", "pairs"),
@@ -52,7 +53,7 @@ def _check_evaluation(stage: StageConfig) -> None:
     """What is only read to be measured is measured some time."""
     key = stage.prefix
     if stage.data.held_out and not stage.eval.every:
-        raise checks.fault(
+        raise fault(
             f"config.{key}data.held_out is {stage.data.held_out!r}, but "
             f"config.{key}eval.every is 0: it would never be measured",
             (f"{key}eval.every", 50),

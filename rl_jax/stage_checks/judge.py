@@ -3,8 +3,8 @@
 import os
 
 from rl_jax import dag, reward_marker, schema
-from rl_jax.checks import fault
 from rl_jax.config_keys import Run, StageConfig
+from rl_jax.faults import fault
 from rl_jax.kinds import KINDS
 
 

@@ -4,8 +4,8 @@ import math
 import os
 
 from rl_jax import dag, schema
-from rl_jax.checks import fault
 from rl_jax.config_keys import Run, StageConfig
+from rl_jax.faults import fault
 from rl_jax.reward_marker import NAME as REWARD_MARKER
 
 

@@ -1,8 +1,8 @@
 """What a reward model must satisfy beyond the types of its keys."""
 
-from rl_jax.checks import fault
 from rl_jax.config_keys import Run, StageConfig
 from rl_jax.data import sources
+from rl_jax.faults import fault
 
 
 def check(run: Run, stage: StageConfig) -> None:

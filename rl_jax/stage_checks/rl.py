@@ -2,6 +2,7 @@
 
 from rl_jax import checks
 from rl_jax.config_keys import Curriculum, Reward, Run, StageConfig
+from rl_jax.faults import divisor, fault
 from rl_jax.objectives.presets import COMPAT, PRESETS
 from rl_jax.rewards import registry, routing, schedule
 
@@ -16,6 +17,8 @@ _CURRICULUM_NEEDS = {
 
 def check(run: Run, stage: StageConfig) -> None:
     """Raises ConfigError for the first fault found."""
+    _check_groups(stage)
+    checks.check_longest(stage)
     _check_hidden(stage)
     _check_model(stage)
     rewards_by_step(stage)
@@ -52,12 +55,37 @@ def _part_weights(reward: Reward) -> dict[str, float]:
     }
 
 
+def _check_groups(stage: StageConfig) -> None:
+    rollout, batch, key = stage.rollout, stage.batch, stage.prefix
+    if rollout.group_size < 2:
+        raise fault(
+            f"config.{key}rollout.group_size is {rollout.group_size}, expected 2 or "
+            f"more: {stage.objective.name} compares a sample with others of its prompt",
+            (f"{key}rollout.group_size", 8),
+        )
+    if rollout.temperature == 0:
+        raise fault(
+            f"config.{key}rollout.temperature is 0: all samples of a prompt would be "
+            "the same, with nothing to learn from",
+            (f"{key}rollout.temperature", 1.0),
+        )
+    if rollout.prompts_per_step % batch.updates_per_step:
+        raise fault(
+            f"config.{key}rollout.prompts_per_step={rollout.prompts_per_step} is not a "
+            f"multiple of config.{key}batch.updates_per_step={batch.updates_per_step}",
+            (
+                f"{key}batch.updates_per_step",
+                divisor(rollout.prompts_per_step, batch.updates_per_step),
+            ),
+        )
+
+
 def _check_hidden(stage: StageConfig) -> None:
     reward, key = stage.reward, f"{stage.prefix}reward."
     if not reward.hidden:
         default = Reward().hidden_gap
         if reward.hidden_gap != default:
-            raise checks.fault(
+            raise fault(
                 f"config.{key}hidden_gap is {reward.hidden_gap}, but there is no "
                 "hidden function to compare with",
                 (f"{key}hidden", ("maths",)),
@@ -72,7 +100,7 @@ def _check_hidden(stage: StageConfig) -> None:
     if trained or once != reward.hidden:
         name = trained[0] if trained else reward.hidden[0]
         why = "is trained on too" if trained else "is there twice"
-        raise checks.fault(
+        raise fault(
             f"config.{key}hidden is {','.join(reward.hidden)}, where {name!r} {why}; "
             "a hidden function judges what others train",
             (f"{key}hidden", once),
@@ -83,14 +111,14 @@ def _check_model(stage: StageConfig) -> None:
     reward, key = stage.reward, f"{stage.prefix}reward."
     default = Reward().model_weight
     if not reward.model and reward.model_weight != default:
-        raise checks.fault(
+        raise fault(
             f"config.{key}model_weight is {reward.model_weight}, but there is no "
             "reward model",
             (f"{key}model", "STAGE"),
             (f"{key}model_weight", default),
         )
     if reward.model and schedule.MODEL in _part_weights(reward):
-        raise checks.fault(
+        raise fault(
             f"config.{key}functions has a function called {schedule.MODEL!r}, which is "
             f"the name of config.{key}model among the parts of a score; rename one",
             (f"{key}model", ""),
@@ -110,7 +138,7 @@ def _check_something_counts(stage: StageConfig) -> None:
     begins |= {last + 1 for _, last in found.values() if last}
     for step in sorted(step for step in begins if step <= stage.steps):
         if counting <= schedule.idle(found, step):
-            raise checks.fault(
+            raise fault(
                 f"config.{stage.prefix}reward.steps is {','.join(stage.reward.steps)}: "
                 f"in step {step} no reward counts, so that there is nothing to learn",
                 (f"{stage.prefix}reward.steps", ()),
@@ -129,7 +157,7 @@ def _check_reference(stage: StageConfig) -> None:
             return  # policy_config says so
         kl_coef = named[objective.name].kl_coef
     if not kl_coef:
-        raise checks.fault(
+        raise fault(
             f"config.{key}reference_every is {objective.reference_every}, but the "
             "weight of the KL is 0: there is no reference",
             (f"{key}kl_coef", 0.001),
@@ -143,7 +171,7 @@ def _check_curriculum(stage: StageConfig) -> None:
     for name, needed in _CURRICULUM_NEEDS.items():
         value, default = getattr(group, name), getattr(_DEFAULT, name)
         if value != default and getattr(group, needed) == getattr(_DEFAULT, needed):
-            raise checks.fault(
+            raise fault(
                 f"config.{key}{name} is {value}, which means nothing while "
                 f"config.{key}{needed} is {getattr(group, needed)}",
                 (f"{key}{needed}", examples[needed]),

@@ -3,9 +3,10 @@
 import os
 
 from rl_jax import dag, schema
-from rl_jax.checks import PROBLEMS_ONLY, fault
 from rl_jax.config_keys import Run, StageConfig
 from rl_jax.data import sources
+from rl_jax.data_checks import PROBLEMS_ONLY
+from rl_jax.faults import fault
 
 COMPARES = ("pairs", "rankings")
 

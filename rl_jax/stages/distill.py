@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from rl_jax import config as configs
-from rl_jax.checks import fault
 from rl_jax.data.packing import fill
 from rl_jax.data.pipeline import Reader
 from rl_jax.distill_learner import Soft, make_distiller
+from rl_jax.faults import fault
 from rl_jax.learner import merge_metrics, to_device
 from rl_jax.mesh import is_lead
 from rl_jax.models.params import Params

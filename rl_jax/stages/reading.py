@@ -9,8 +9,8 @@ import pathlib
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
-from rl_jax import checks
 from rl_jax import config as configs
+from rl_jax import data_checks
 from rl_jax.data import (
     arithmetic,
     generated,
@@ -377,7 +377,7 @@ _READERS: dict[Form, Callable[[str, configs.StageConfig], list[Any]]] = {
 
 def _framing(stage: configs.StageConfig) -> rows.Framing:
     data, key = stage.data, f"{stage.prefix}data.template_variables"
-    variables = checks.template_variables(data.template_variables, key)
+    variables = data_checks.template_variables(data.template_variables, key)
     return rows.Framing(data.system, data.instruction, variables)
 
 
