@@ -141,3 +141,12 @@ class Reader:
         item, index = next(self._read), self._unread
         self._unread += self._step
         return index, item
+
+
+def reader_of_all(dataset: grain.MapDataset, position: int) -> Reader:
+    """A reader that gives every process all items.
+
+    For batches that end where the lengths of their rows say: so that all processes pack
+    the same ones.
+    """
+    return Reader(dataset, position, process_index=0, process_count=1)

@@ -18,7 +18,7 @@ from rl_jax.models.params import Params
 from rl_jax.stages.context import Context
 
 if TYPE_CHECKING:
-    from rl_jax.stages.rl import Plan
+    from rl_jax.stages.planning import Plan
 
 # Mean absolute gap in nats. float32 disagrees by about 1e-6 on a CPU; bfloat16 by
 # 0.01 to 0.02 in what trainers report, and a wrong temperature by 0.1 and more.

@@ -232,7 +232,7 @@ def _check_gate(context: Context, stage: configs.StageConfig) -> None:
     wanted, missed = results.wanted(gate), results.verdict(gate, *found)
     if missed:
         if is_lead():
-            print(_summary(context), flush=True)
+            print(results.table(_lines(context)), flush=True)
         raise GateMissed(
             f"{stage.name} missed its gate, {gate.metric} {wanted}: {missed}.\n"
             "What follows is not run. Change the stage and delete "
@@ -253,16 +253,16 @@ def _last_policy(context: Context) -> configs.StageConfig | None:
     return made[-1] if made else None
 
 
-def _summary(context: Context) -> str:
-    folders = ((stage, context.folder(stage)) for stage in context.run.stages)
-    return results.table([results.line(*one) for one in folders])
+def _lines(context: Context) -> list[results.Line]:
+    """What each stage brought."""
+    return [results.line(s, context.folder(s)) for s in context.run.stages]
 
 
 def _close(context: Context) -> None:
     """Sums up what each stage brought, draws the curves, says where everything is."""
     folders = [(stage.name, context.folder(stage)) for stage in context.run.stages]
     if len(folders) > 1:
-        lines = [results.line(s, context.folder(s)) for s in context.run.stages]
+        lines = _lines(context)
         text = results.table(lines)
         (context.workdir / "summary.txt").write_text(text + "\n")
         print(text)

@@ -13,20 +13,27 @@ import operator
 import time
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.packing import fill
-from rl_jax.data.pipeline import Reader
+from rl_jax.data.pipeline import reader_of_all
 from rl_jax.distill_learner import Soft, make_distiller
 from rl_jax.faults import fault
-from rl_jax.learner import merge_metrics, to_device
+from rl_jax.learner import to_device
 from rl_jax.mesh import is_lead
 from rl_jax.models.params import Params
-from rl_jax.stages import distill_eval, inputs, on_policy, run_state, teacher
+from rl_jax.stages import (
+    distill_eval,
+    inputs,
+    on_policy,
+    reporting,
+    run_state,
+    teacher,
+)
 from rl_jax.stages.context import Context
-from rl_jax.stages.scoring import check_rows, make_engine, make_pool
+from rl_jax.stages.evaluation import exam_prompts
+from rl_jax.stages.scoring import make_engine, make_pool
 
 
 def run(
@@ -66,25 +73,15 @@ def _run_soft(
     soft = soft_spec(context, stage)
     seed, text = context.run.seed, context.tokenizer
     talks = inputs.conversations(stage, text, seed)
-    held_out = inputs.eval_prompts(stage, text) if stage.eval.every else []
+    held_out = exam_prompts(context, stage)
     inputs.assert_held_out(held_out, [talk.row for talk in talks])
-    if held_out:
-        # Now, and not at the first evaluation, which may be hours away.
-        with make_pool(stage) as pool:
-            check_rows(pool, stage, held_out)
     pieces = inputs.stream(talks, seed).map(operator.attrgetter("piece"))
 
     tx, lr_schedule = run_state.optimiser_of(stage, context.model)
     distiller = make_distiller(context.model, found.model, tx, lr_schedule, soft=soft)
     with (
         run_state.open_stage(context, stage, base, tx) as session,
-        # As in supervised fine-tuning every process packs the same batch.
-        Reader(
-            pieces,
-            session.position.get("next_row", 0),
-            process_index=0,
-            process_count=1,
-        ) as reader,
+        reader_of_all(pieces, session.position.get("next_row", 0)) as reader,
     ):
         state, position = session.state, session.position
         teacher_params = found.read()
@@ -131,20 +128,16 @@ def _run_soft(
                 "train/num_tokens": position["tokens"],
                 "train/epoch": position["next_row"] / len(talks),
             }
-            finish = functools.partial(_finish, parts, metrics, known, seen, began)
+            finish = functools.partial(
+                *(reporting.finished_step, parts, metrics, known, _named),
+                tokens=seen,
+                began=began,
+            )
             # Fetched only when the next step has been dispatched.
             session.write_later(step + 1, finish)
             session.save(step + 1, state, position)
         return state.params
 
 
-def _finish(parts, metrics, known, seen, began) -> dict[str, float]:
-    merged, fetched = merge_metrics(parts), jax.device_get(metrics)
-    secs = time.monotonic() - began
-    return known | {
-        **{f"train/{name}": value for name, value in merged.items()},
-        "train/grad_norm": float(fetched["grad_norm"]),
-        "train/learning_rate": float(fetched["learning_rate"]),
-        "perf/tokens_per_sec_train": seen / secs,
-        "time/step": secs,
-    }
+def _named(merged: dict[str, float]) -> dict[str, float]:
+    return {f"train/{name}": value for name, value in merged.items()}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rl_jax import config as configs
-from rl_jax.data.packing import Piece, pack
+from rl_jax.data.packing import pack
 from rl_jax.distill_learner import Distiller
 from rl_jax.learner import to_device
 from rl_jax.models.params import Params
@@ -20,6 +20,7 @@ from rl_jax.rollout.sample import EVAL_STREAM, Request, Sample
 from rl_jax.stages.context import Context
 from rl_jax.stages.evaluation import evaluate
 from rl_jax.stages.inputs import Prompt
+from rl_jax.stages.planning import piece
 
 
 def draw(
@@ -47,17 +48,6 @@ def draw(
         check_stop()
         drawn += engine.poll(params, version)
     return sorted(drawn, key=lambda sample: (order[sample.request], sample.index))
-
-
-def piece(sample: Sample, n: int, group: int) -> Piece:
-    """A sample to be packed, number `n` of its batch."""
-    return Piece(
-        tokens=sample.tokens,
-        mask=sample.policy_mask,
-        sampler_logp=sample.sampler_logp,
-        sample=n,
-        group=group,
-    )
 
 
 def measure(

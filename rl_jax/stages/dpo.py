@@ -17,8 +17,8 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.pair_packing import num_places, pack_pairs
-from rl_jax.data.pipeline import Reader
-from rl_jax.learner import make_learner, merge_metrics, to_device
+from rl_jax.data.pipeline import reader_of_all
+from rl_jax.learner import make_learner, to_device
 from rl_jax.models.params import Params
 from rl_jax.preference_config import preference_loss_spec
 from rl_jax.preference_learner import (
@@ -26,12 +26,12 @@ from rl_jax.preference_learner import (
     PreferenceLearner,
     make_preference_learner,
 )
-from rl_jax.stages import inputs, run_state
+from rl_jax.stages import inputs, reporting, run_state
 from rl_jax.stages.context import Context
-from rl_jax.stages.evaluation import measured
+from rl_jax.stages.evaluation import exam_prompts, measured_once
 from rl_jax.stages.pairs import Pair, held_out_pairs, note_shared, train_pairs
 from rl_jax.stages.reference import reference_logps, reply_totals
-from rl_jax.stages.scoring import check_rows, make_engine, make_pool, records
+from rl_jax.stages.scoring import records
 
 # Metric of the loss -> its name in metrics.jsonl, after train/ or eval/.
 _TRAIN_NAMES = {
@@ -58,12 +58,7 @@ def run(
     pairs = train_pairs(stage, text)
     held_out = held_out_pairs(stage, text) if stage.eval.every else []
     note_shared(held_out, list(pairs))
-    answers = stage.eval.every and stage.data.eval
-    prompts = inputs.eval_prompts(stage, text) if answers else []
-    if prompts:
-        # Now, and not at the first evaluation, which may be hours away.
-        with make_pool(stage) as pool:
-            check_rows(pool, stage, prompts)
+    prompts = exam_prompts(context, stage)
 
     num_rows, row_tokens = stage.batch.micro_rows, stage.batch.row_tokens
     N = num_places(num_rows, row_tokens)
@@ -76,13 +71,8 @@ def run(
     updater = make_learner(context.model, tx, lr_schedule)
     with (
         run_state.open_stage(context, stage, base, tx) as session,
-        # Where a micro-batch ends depends on the lengths of all pairs of the step, so
-        # every process reads all of them and packs the same rows.
-        Reader(
-            inputs.stream(pairs, context.run.seed),
-            session.position.get("next_row", 0),
-            process_index=0,
-            process_count=1,
+        reader_of_all(
+            inputs.stream(pairs, context.run.seed), session.position.get("next_row", 0)
         ) as reader,
     ):
         state, position = session.state, session.position
@@ -123,7 +113,11 @@ def run(
                 "train/epoch": position["next_row"] / len(pairs),
                 "perf/rows_filled": seen / positions,
             }
-            finish = functools.partial(_finish, parts, metrics, known, seen, began)
+            finish = functools.partial(
+                *(reporting.finished_step, parts, metrics, known, _named),
+                tokens=seen,
+                began=began,
+            )
             # Fetched only when the next step has been dispatched.
             session.write_later(step + 1, finish)
             session.save(step + 1, state, position)
@@ -150,20 +144,8 @@ def pair_arrays(
     return PairArrays(ref_logp_N2, tokens_N2, weight_N)
 
 
-def _finish(parts, metrics, known, seen, began) -> dict[str, float]:
-    merged, fetched = merge_metrics(parts), jax.device_get(metrics)
-    secs = time.monotonic() - began
-    told = {f"train/{name}": merged[key] for key, name in _TRAIN_NAMES.items()}
-    return (
-        known
-        | told
-        | {
-            "train/grad_norm": float(fetched["grad_norm"]),
-            "train/learning_rate": float(fetched["learning_rate"]),
-            "perf/tokens_per_sec_train": seen / secs,
-            "time/step": secs,
-        }
-    )
+def _named(merged: dict[str, float]) -> dict[str, float]:
+    return {f"train/{name}": merged[key] for key, name in _TRAIN_NAMES.items()}
 
 
 def _evaluate(
@@ -184,11 +166,6 @@ def _evaluate(
         found = jax.device_get(learner.measure(logp, arrays))
         metrics |= {f"eval/{name}": float(found[k]) for k, name in _EVAL_NAMES.items()}
     if prompts:
-        text, mesh, seed = context.tokenizer, context.mesh, context.run.seed
-        engine = make_engine(stage, context.model, text, mesh, seed)
-        with make_pool(stage) as pool:
-            more, replies = measured(
-                engine, pool, text, params, prompts, stage, context.stop
-            )
+        more, replies = measured_once(context, stage, params, prompts)
         metrics |= more
     return metrics | {"time/eval": time.monotonic() - began}, records(replies)

@@ -12,9 +12,16 @@ from rl_jax.rewards.pool import RewardPool
 from rl_jax.rewards.score import Verdict
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.sample import EVAL_STREAM, Request
-from rl_jax.stages.context import StopFlag
+from rl_jax.stages import inputs
+from rl_jax.stages.context import Context, StopFlag
 from rl_jax.stages.inputs import Prompt
-from rl_jax.stages.scoring import Scored, sample_and_score
+from rl_jax.stages.scoring import (
+    Scored,
+    check_rows,
+    make_engine,
+    make_pool,
+    sample_and_score,
+)
 
 
 def answers(
@@ -63,6 +70,32 @@ def evaluate(
 ) -> dict[str, float]:
     """The `eval/` metrics of a stage; accuracy is the share of right answers."""
     return measured(engine, pool, text, params, prompts, stage, stop)[0]
+
+
+def exam_prompts(context: Context, stage: configs.StageConfig) -> list[Prompt]:
+    """The prompts that a stage is evaluated on, if any; refuses those of no use.
+
+    At the start, and not at the first evaluation, which may be hours away.
+    """
+    if not (stage.eval.every and stage.data.eval):
+        return []
+    prompts = inputs.eval_prompts(stage, context.tokenizer)
+    with make_pool(stage) as pool:
+        check_rows(pool, stage, prompts)
+    return prompts
+
+
+def measured_once(
+    context: Context,
+    stage: configs.StageConfig,
+    params: Params,
+    prompts: Sequence[Prompt],
+) -> tuple[dict[str, float], list[Scored]]:
+    """As `measured`; engine and reward workers live only as long as this."""
+    text = context.tokenizer
+    engine = make_engine(stage, context.model, text, context.mesh, context.run.seed)
+    with make_pool(stage) as pool:
+        return measured(engine, pool, text, params, prompts, stage, context.stop)
 
 
 def measured(

@@ -277,6 +277,8 @@ def assert_held_out(
 
     Files are the user's own: how many of their prompts are in both is printed.
     """
+    if not prompts:
+        return
     learnt = {_question(row) for row in trained_on} - {""}
     in_both = [p.row for p in prompts if _question(p.row) in learnt]
     generated = sum(row.data_source in BUILT_IN for row in in_both)

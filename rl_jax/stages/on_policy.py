@@ -13,20 +13,17 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from rl_jax import config as configs
-from rl_jax.data.packing import Packed, pack
+from rl_jax.data.packing import pack
 from rl_jax.data.pipeline import Reader
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.distill_learner import Distiller, make_distiller
-from rl_jax.learner import Batch, Outcome, State, merge_metrics, to_device
+from rl_jax.learner import Batch, Outcome, State
 from rl_jax.models.params import Params
 from rl_jax.objectives import distillation, policy
-from rl_jax.objectives.aggregate import token_weights
 from rl_jax.objectives.distillation import OnPolicy
 from rl_jax.rewards.pool import RewardPool
 from rl_jax.rewards.score import Score, Verdict
@@ -35,8 +32,9 @@ from rl_jax.rollout.sample import Request, Sample
 from rl_jax.stages import distill_eval, inputs, reporting, run_state
 from rl_jax.stages.agreement import check_agreement
 from rl_jax.stages.context import Context
-from rl_jax.stages.distill_eval import draw, piece
+from rl_jax.stages.distill_eval import draw
 from rl_jax.stages.inputs import Prompt
+from rl_jax.stages.planning import Plan, Update, piece, weights
 from rl_jax.stages.scoring import (
     check_rows,
     completion_text,
@@ -45,6 +43,7 @@ from rl_jax.stages.scoring import (
     sample_and_score,
 )
 from rl_jax.stages.teacher import Teacher
+from rl_jax.stages.updating import micro_batches, take_steps
 
 
 def run(
@@ -103,10 +102,7 @@ def run(
             drawn = time.monotonic()
             plan = make_plan(replies, stage, spec)
             if step == session.start:
-                check_agreement(
-                    *(context, stage, distiller.score, state.params),
-                    plan,  # pyright: ignore[reportArgumentType] (it reads updates)
-                )
+                check_agreement(context, stage, distiller.score, state.params, plan)
             state, metrics = update(
                 distiller, state, teacher_params, plan, stage, context
             )
@@ -195,24 +191,6 @@ def draw_replies(
     return Replies([s.sample for s in scored], [s.score for s in scored])
 
 
-class Update(NamedTuple):
-    """One optimiser step: packed rows, what became of all samples, masked tokens."""
-
-    packed: Packed
-    outcome: Outcome
-    num_tokens: int
-
-
-class Plan(NamedTuple):
-    """What the replies of a step ask of the learner; input tokens of all updates."""
-
-    updates: list[Update]
-    num_positions: int
-
-
-_weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
-
-
 def make_plan(replies: Replies, stage: configs.StageConfig, spec: OnPolicy) -> Plan:
     """Replies to token weights and packed rows, whole groups in each update.
 
@@ -228,7 +206,7 @@ def make_plan(replies: Replies, stage: configs.StageConfig, spec: OnPolicy) -> P
     updates = []
     for share in np.array_split(np.arange(num_groups), stage.batch.updates_per_step):
         inside_N = np.isin(group_N, share)
-        weight_N = _weights(
+        weight_N = weights(
             length_N,
             group_N,
             inside_N,
@@ -241,7 +219,9 @@ def make_plan(replies: Replies, stage: configs.StageConfig, spec: OnPolicy) -> P
         packed = pack(pieces, stage.batch.row_tokens, stage.batch.micro_rows)
         outcome = Outcome(reward_N, group_N, valid_N, weight_N)
         updates.append(Update(packed, outcome, int(packed.mask_BT.sum())))
-    return Plan(updates, sum(int((u.packed.segment_BT > 0).sum()) for u in updates))
+    reward_N = np.where(valid_N, reward_N, np.nan)
+    positions = sum(int((u.packed.segment_BT > 0).sum()) for u in updates)
+    return Plan(updates, reward_N, valid_N, group_N, positions)
 
 
 def update(
@@ -255,8 +235,7 @@ def update(
     """Takes the optimiser steps of a plan; metrics are means over them."""
     rows = stage.batch.micro_rows
 
-    def scored(packed: Packed) -> Batch:
-        batch = to_device(packed, context.mesh)
+    def scored(batch: Batch) -> Batch:
         teacher_logp_BT = distiller.teacher_score(teacher_params, batch)
         batch = dataclasses.replace(batch, ref_logp_BT=teacher_logp_BT)
         if len(plan.updates) > 1:
@@ -266,22 +245,13 @@ def update(
 
     # All of a step's batches are scored by the weights it began with.
     prepared = [
-        [scored(packed.rows(i, i + rows)) for i in range(0, len(packed.mask_BT), rows)]
-        for packed, *_ in plan.updates
+        [scored(batch) for batch in micro_batches(one, rows, context.mesh)]
+        for one in plan.updates
     ]
-    merged: list[dict[str, float]] = []
-    for one, batches in zip(plan.updates, prepared, strict=True):
-        grads = distiller.zero_gradient(state.params)
-        parts = []
-        for batch in batches:
-            if one is plan.updates[0]:  # later the state of the step's start is gone
-                context.stop.check()
-            grads, metrics = distiller.on_policy_gradient(
-                state.params, grads, batch, one.outcome, one.num_tokens
-            )
-            parts.append(metrics)
-        state, metrics = distiller.apply_gradient(state, grads)
-        merged.append(merge_metrics(parts) | jax.device_get(metrics))
+    state, merged = take_steps(
+        *(distiller, distiller.on_policy_gradient, state, plan.updates, prepared),
+        context.stop.check,
+    )
     below = float(np.mean([one.pop("reverse_kl") for one in merged]))
     return state, reporting.update_metrics(merged) | {"train/reverse_kl": below}
 

@@ -49,7 +49,7 @@ class Plan:
 
 
 _length_reward = jax.jit(group_length_reward, static_argnames="num_groups")
-_weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
+weights = jax.jit(token_weights, static_argnames=("mode", "num_groups", "constant"))
 
 
 def make_plan(
@@ -111,7 +111,7 @@ def make_plan(
     num_updates = min(stage.batch.updates_per_step, len(groups))
     for share in np.array_split(groups, num_updates):
         inside_N = valid_N & np.isin(group_N, share)
-        weight_N = _weights(
+        weight_N = weights(
             length_N,
             group_N,
             inside_N,
@@ -123,7 +123,7 @@ def make_plan(
         if not len(chosen):
             # Metrics still want a sample; its advantage of 0 gives no gradient.
             chosen = np.array([share[0] * G])
-        pieces = [_piece(scored[n].sample, n, group_N[n]) for n in chosen.tolist()]
+        pieces = [piece(scored[n].sample, n, group_N[n]) for n in chosen.tolist()]
         packed = pack(pieces, stage.batch.row_tokens, stage.batch.micro_rows)
         outcome = Outcome(reward_N, group_N, valid_N, weight_N)
         updates.append(Update(packed, outcome, int(packed.mask_BT.sum())))
@@ -132,7 +132,8 @@ def make_plan(
     return Plan(updates, reward_N, valid_N, group_N, positions)
 
 
-def _piece(sample: Sample, n: int, group: int) -> Piece:
+def piece(sample: Sample, n: int, group: int) -> Piece:
+    """A sample to be packed, number `n` of its batch."""
     return Piece(
         tokens=sample.tokens,
         mask=sample.policy_mask,

@@ -1,11 +1,14 @@
 """What a reinforcement-learning step reports, under the names of metric_names."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax.learner import Metrics, merge_metrics
 from rl_jax.stages import hacking
 from rl_jax.stages.evaluation import is_correct
 
@@ -42,6 +45,37 @@ def update_metrics(updates: Sequence[dict[str, float]]) -> dict[str, float]:
         pick = {"_max": max, "_min": min}.get(name[-4:], np.mean)
         metrics[_FROM_LOSS[name]] = float(pick(values))
     return metrics
+
+
+def finished_step(
+    parts: list[Metrics],
+    metrics: Metrics,
+    known: dict[str, float],
+    named: Callable[[dict[str, float]], dict[str, float]],
+    *,
+    tokens: int,
+    began: float,
+) -> dict[str, float]:
+    """What a step on given rows reports; waits until the device is done with it.
+
+    Args:
+        parts: of its micro-batches.
+        metrics: of its optimiser step.
+        known: what needs no waiting.
+        named: gives the merged metrics of the loss their names.
+        tokens: that were read.
+        began: on the monotonic clock.
+    """
+    merged, fetched = merge_metrics(parts), jax.device_get(metrics)
+    secs = time.monotonic() - began
+    return {
+        **known,
+        **named(merged),
+        "train/grad_norm": float(fetched["grad_norm"]),
+        "train/learning_rate": float(fetched["learning_rate"]),
+        "perf/tokens_per_sec_train": tokens / secs,
+        "time/step": secs,
+    }
 
 
 def rollout_metrics(

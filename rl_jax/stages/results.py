@@ -117,9 +117,10 @@ class Line:
 def line(stage: StageConfig, folder: pathlib.Path) -> Line:
     """What a stage brought, by its gate's metric or the usual ones."""
     result = read(folder)
+    curves = plots.read_curves(folder / "metrics.jsonl")
     metrics = (stage.gate.metric,) if stage.gate.metric else _SCORES
-    metric = next((m for m in metrics if first_and_last(folder, m)), "")
-    values = plots.read_curves(folder / "metrics.jsonl").get(metric, ((), (0.0,)))[1]
+    metric = next((m for m in metrics if m in curves), "")
+    values = curves[metric][1] if metric else (0.0,)
     first, last = float(values[0]), float(values[-1])
     gate = ""
     if stage.gate.metric:

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from rl_jax import config as configs
 from rl_jax import processes, reward_marker
-from rl_jax.data.pipeline import Reader
+from rl_jax.data.pipeline import reader_of_all
 from rl_jax.data.reply_rows import pack_groups
 from rl_jax.learner import make_learner, merge_metrics
 from rl_jax.mesh import is_lead
@@ -29,7 +28,7 @@ from rl_jax.reward_learner import (
     to_device,
 )
 from rl_jax.reward_marker import Marker
-from rl_jax.stages import inputs, judge, rankings, run_state
+from rl_jax.stages import inputs, judge, rankings, reporting, run_state
 from rl_jax.stages.context import Context
 from rl_jax.stages.rankings import Candidates
 
@@ -65,14 +64,7 @@ def run(
             tx,
             reward_head.abstract_params(model, mesh),
         ) as session,
-        # Which prompts go together depends on the lengths of all, so every process
-        # reads all of them and packs the same batch.
-        Reader(
-            stream,
-            session.position.get("next_row", 0),
-            process_index=0,
-            process_count=1,
-        ) as reader,
+        reader_of_all(stream, session.position.get("next_row", 0)) as reader,
     ):
         state: Any = session.state
         position = session.position
@@ -102,7 +94,10 @@ def run(
                 "train/epoch": position["next_row"] / len(judged),
             }
             finish = functools.partial(
-                _finish, parts, metrics, so_far, seen, began, stage
+                *(reporting.finished_step, parts, metrics, so_far),
+                functools.partial(_named, split="train", stage=stage),
+                tokens=seen,
+                began=began,
             )
             # Fetched only when the next step has been dispatched.
             session.write_later(step + 1, finish)
@@ -123,18 +118,6 @@ def _batches(stage, context, num_replies, items: Sequence[Candidates]):
     for rows in packed:
         said = said_of(rows, judged, 1.0 / len(items), most, num_replies)
         yield to_device(rows, context.mesh), said
-
-
-def _finish(parts, metrics, so_far, seen, began, stage) -> dict[str, float]:
-    merged, fetched = merge_metrics(parts), jax.device_get(metrics)
-    secs = time.monotonic() - began
-    return so_far | {
-        **_named(merged, "train", stage),
-        "train/grad_norm": float(fetched["grad_norm"]),
-        "train/learning_rate": float(fetched["learning_rate"]),
-        "perf/tokens_per_sec_train": seen / secs,
-        "time/step": secs,
-    }
 
 
 def _named(merged: dict[str, float], split: str, stage) -> dict[str, float]:

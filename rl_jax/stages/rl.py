@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from rl_jax import config as configs
@@ -26,8 +25,6 @@ from rl_jax.learner import (
     Learner,
     State,
     make_learner,
-    merge_metrics,
-    to_device,
 )
 from rl_jax.models.params import Params
 from rl_jax.objectives.policy import PolicyLoss
@@ -43,7 +40,7 @@ from rl_jax.stages.context import Context
 from rl_jax.stages.curriculum import Outcome
 from rl_jax.stages.evaluation import evaluate, is_correct
 from rl_jax.stages.judge import open_judge
-from rl_jax.stages.planning import Plan, Update, make_plan
+from rl_jax.stages.planning import Plan, make_plan
 from rl_jax.stages.scoring import (
     Judge,
     Scored,
@@ -54,6 +51,7 @@ from rl_jax.stages.scoring import (
     records,
     sample_and_score,
 )
+from rl_jax.stages.updating import micro_batches, take_steps
 
 
 def run(
@@ -316,10 +314,6 @@ def update(
     rows = stage.batch.micro_rows
     needs_old = len(plan.updates) > 1 or credit.is_by_token(loss)
 
-    def micro_batches(one: Update) -> list[Batch]:
-        starts = range(0, len(one.packed.token_BT), rows)
-        return [to_device(one.packed.rows(i, i + rows), context.mesh) for i in starts]
-
     def scored(batch: Batch) -> Batch:
         if needs_old:
             old_logp_BT = learner.score(state.params, batch)
@@ -330,7 +324,10 @@ def update(
         return batch
 
     # All of a step's batches are scored by the weights it began with.
-    prepared = [[scored(b) for b in micro_batches(one)] for one in plan.updates]
+    prepared = [
+        [scored(batch) for batch in micro_batches(one, rows, context.mesh)]
+        for one in plan.updates
+    ]
     if credit.is_by_token(loss):
         every = credit.with_advantages(
             [batch for batches in prepared for batch in batches],
@@ -340,17 +337,8 @@ def update(
         )
         ends = np.cumsum([len(batches) for batches in prepared]).tolist()
         prepared = [every[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    merged: list[dict[str, float]] = []
-    for one, batches in zip(plan.updates, prepared, strict=True):
-        grads = learner.zero_gradient(state.params)
-        parts = []
-        for batch in batches:
-            if one is plan.updates[0]:  # later the state of the step's start is gone
-                context.stop.check()
-            grads, metrics = learner.policy_gradient(
-                state.params, grads, batch, one.outcome, one.num_tokens
-            )
-            parts.append(metrics)
-        state, metrics = learner.apply_gradient(state, grads)
-        merged.append(merge_metrics(parts) | jax.device_get(metrics))
+    state, merged = take_steps(
+        *(learner, learner.policy_gradient, state, plan.updates, prepared),
+        context.stop.check,
+    )
     return state, reporting.update_metrics(merged)

@@ -18,22 +18,16 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.packing import Packed, fill
-from rl_jax.data.pipeline import Reader
+from rl_jax.data.pipeline import reader_of_all
 from rl_jax.data.sources import Mixture
-from rl_jax.learner import make_learner, merge_metrics, to_device
+from rl_jax.learner import make_learner, to_device
 from rl_jax.mesh import sharding
 from rl_jax.models.params import Params
-from rl_jax.stages import held_out, inputs, run_state
+from rl_jax.stages import held_out, inputs, reporting, run_state
 from rl_jax.stages.context import Context
-from rl_jax.stages.evaluation import measured
+from rl_jax.stages.evaluation import exam_prompts, measured_once
 from rl_jax.stages.inputs import Conversation, Prompt
-from rl_jax.stages.scoring import (
-    Scored,
-    check_rows,
-    make_engine,
-    make_pool,
-    records,
-)
+from rl_jax.stages.scoring import records
 
 
 def train(
@@ -53,14 +47,7 @@ def train(
     learner = make_learner(context.model, tx, lr_schedule)
     with (
         run_state.open_stage(context, stage, base, tx) as session,
-        # Where a batch ends depends on the lengths of all its rows, so every process
-        # reads all of them and packs the same batch.
-        Reader(
-            pieces,
-            session.position.get("next_row", 0),
-            process_index=0,
-            process_count=1,
-        ) as reader,
+        reader_of_all(pieces, session.position.get("next_row", 0)) as reader,
     ):
         state, position = session.state, session.position
         for step in range(session.start, stage.steps + 1):
@@ -103,7 +90,11 @@ def train(
                 "train/num_tokens": position["tokens"],
                 "train/epoch": position["next_row"] / len(learnt),
             }
-            finish = functools.partial(_finish, parts, metrics, known, seen, began)
+            finish = functools.partial(
+                *(reporting.finished_step, parts, metrics, known, _named),
+                tokens=seen,
+                began=began,
+            )
             # Fetched only when the next step has been dispatched.
             session.write_later(step + 1, finish)
             session.save(step + 1, state, position)
@@ -121,16 +112,8 @@ def _shares(weight_N: jax.Array, counted: float) -> jax.Array:
     return weight_N / counted
 
 
-def _finish(parts, metrics, known, seen, began) -> dict[str, float]:
-    merged, fetched = merge_metrics(parts), jax.device_get(metrics)
-    secs = time.monotonic() - began
-    return known | {
-        "train/loss": merged["cross_entropy"],
-        "train/grad_norm": float(fetched["grad_norm"]),
-        "train/learning_rate": float(fetched["learning_rate"]),
-        "perf/tokens_per_sec_train": seen / secs,
-        "time/step": secs,
-    }
+def _named(merged: dict[str, float]) -> dict[str, float]:
+    return {"train/loss": merged["cross_entropy"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +130,8 @@ def _exam(
 ) -> Exam:
     """Reads and checks it at the start, and not hours later when it is first needed."""
     trained_on = [item.row for item in learnt]
-    prompts, unseen = [], []
-    if stage.eval.every and stage.data.eval:
-        prompts = inputs.eval_prompts(stage, context.tokenizer)
-        inputs.assert_held_out(prompts, trained_on)
-        with make_pool(stage) as pool:
-            check_rows(pool, stage, prompts)
+    prompts, unseen = exam_prompts(context, stage), []
+    inputs.assert_held_out(prompts, trained_on)
     if stage.eval.every and stage.data.held_out:
         unseen = list(inputs.held_out(stage, context.tokenizer))
         inputs.assert_held_out(unseen, trained_on, "pieces of data.held_out")
@@ -182,18 +161,8 @@ def _evaluate(
             check_stop=context.stop.check,
         )
     if prompts:
-        found, replies = _answers(context, stage, params, prompts)
+        found, replies = measured_once(context, stage, params, prompts)
         metrics |= found
     if metrics:
         metrics["time/eval"] = time.monotonic() - began
     return metrics, records(replies)
-
-
-def _answers(
-    context: Context, stage: configs.StageConfig, params: Params, prompts: list[Prompt]
-) -> tuple[dict[str, float], list[Scored]]:
-    """Accuracy; engine and reward workers live only as long as this."""
-    text = context.tokenizer
-    engine = make_engine(stage, context.model, text, context.mesh, context.run.seed)
-    with make_pool(stage) as pool:
-        return measured(engine, pool, text, params, prompts, stage, context.stop)

@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
         return {"eval/accuracy": 0.5}, []
 
     with pytest.MonkeyPatch.context() as patch, tiny.built(folder, **SHORT) as context:
-        patch.setattr(supervised, "_answers", answers)
+        patch.setattr(supervised, "measured_once", answers)
         stage = context.run.stages[0]
         params = sft.run(context, stage, lambda: contexts.first_params(context))
         yield context, lines(folder), evaluated, params
@@ -121,7 +121,7 @@ def test_a_finished_stage_is_not_trained_again(trained):
 
 def test_a_stage_of_no_steps_evaluates_and_saves(tmp_path, monkeypatch):
     found = {"eval/accuracy": 0.25}, []
-    monkeypatch.setattr(supervised, "_answers", lambda *_: found)
+    monkeypatch.setattr(supervised, "measured_once", lambda *_: found)
     with tiny.built(tmp_path, **SHORT | {"sft__steps": 0}) as context:
         params = contexts.first_params(context)
         sft.run(context, context.run.stages[0], lambda: params)

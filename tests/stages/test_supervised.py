@@ -75,7 +75,7 @@ def answers(context, stage, params, prompts):
 def whole(kind, base):
     """(folder, last weights) of a stage that nothing interrupts."""
     with pytest.MonkeyPatch.context() as patch, built(base / kind, kind) as context:
-        patch.setattr(supervised, "_answers", answers)
+        patch.setattr(supervised, "measured_once", answers)
         return context.workdir, jax.device_get(train(context))
 
 
@@ -125,7 +125,7 @@ def test_a_stage_that_was_stopped_goes_on_to_the_bit(
     kind, uninterrupted, tmp_path, monkeypatch
 ):
     folder, params = uninterrupted(kind)
-    monkeypatch.setattr(supervised, "_answers", answers)
+    monkeypatch.setattr(supervised, "measured_once", answers)
     with built(tmp_path, kind) as context:
         again = stop_and_go_on(context)
     jax.tree.map(np.testing.assert_array_equal, again, params)
