@@ -14,7 +14,7 @@ import jax
 from etils import epath
 
 from rl_jax import config as configs
-from rl_jax import dag, manifest, metrics, processes, summary_plot
+from rl_jax import dag, manifest, metrics, processes
 from rl_jax.data.tokenizer import describe_stops
 from rl_jax.errors import ConfigError
 from rl_jax.kinds import KINDS as PROPERTIES
@@ -33,6 +33,7 @@ from rl_jax.stages import (
     rl,
     select,
     sft,
+    summary_plot,
     weights,
 )
 from rl_jax.stages.context import Context, StopFlag

@@ -258,15 +258,7 @@ def update(
 
 def reply_metrics(replies: Replies) -> dict[str, float]:
     """Lengths of the replies of a step; rewards and accuracy if there are scores."""
-    length_N = [int(s.policy_mask.sum()) for s in replies.samples]
-    metrics = {
-        "train/completions/mean_length": float(np.mean(length_N)),
-        "train/completions/max_length": max(length_N),
-        "train/completions/min_length": min(length_N),
-        "train/completions/clipped_ratio": float(
-            np.mean([s.truncated for s in replies.samples])
-        ),
-    }
+    metrics = reporting.length_metrics(replies.samples)
     if replies.scores:
         values = [s.value for s in replies.scores if s.value is not None]
         right = [s.verdict is Verdict.CORRECT for s in replies.scores]

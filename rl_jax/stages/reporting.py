@@ -9,6 +9,7 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.learner import Metrics, merge_metrics
+from rl_jax.rollout.sample import Sample
 from rl_jax.stages import hacking
 from rl_jax.stages.evaluation import is_correct
 
@@ -90,7 +91,6 @@ def rollout_metrics(
     """
     scored, timing, G = rollout.scored, rollout.timing, stage.rollout.group_size
     reward_N = plan.reward_N[: len(scored)]
-    length_N = np.array([s.sample.policy_mask.sum() for s in scored])
     correct_PG = np.array([is_correct(s) for s in scored]).reshape(-1, G)
     reward_PG = reward_N.reshape(-1, G)
     judged = ~np.isnan(reward_PG).all(axis=1)
@@ -106,10 +106,7 @@ def rollout_metrics(
         "train/groups_all_wrong": _mean(~correct_PG.any(axis=1)),
         "train/refills": rollout.refills,
         "train/groups_dropped": rollout.dropped,
-        "train/completions/mean_length": _mean(length_N),
-        "train/completions/max_length": int(length_N.max()),
-        "train/completions/min_length": int(length_N.min()),
-        "train/completions/clipped_ratio": _mean([s.sample.truncated for s in scored]),
+        **length_metrics([s.sample for s in scored]),
         "perf/tokens_per_sec_generate": timing.tokens / max(timing.sample_secs, 1e-9),
         "time/rollout": timing.sample_secs,
         "time/reward_wait": timing.wait_secs,
@@ -125,6 +122,17 @@ def rollout_metrics(
         known = [part for part in parts if part is not None]
         metrics[f"train/rewards/{name}/mean"] = _mean(known)
     return metrics
+
+
+def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """How long the replies of a step are, in tokens, and how many were cut off."""
+    length_N = np.array([s.policy_mask.sum() for s in samples])
+    return {
+        "train/completions/mean_length": _mean(length_N),
+        "train/completions/max_length": int(length_N.max()),
+        "train/completions/min_length": int(length_N.min()),
+        "train/completions/clipped_ratio": _mean([s.truncated for s in samples]),
+    }
 
 
 def _mean(values) -> float:

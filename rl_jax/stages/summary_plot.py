@@ -3,24 +3,11 @@
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
+
+from rl_jax.stages.results import Line
 
 _START, _END, _GREY = "#b8b8b8", "#3b6fb6", "#6b6b6b"
-
-
-class Line(Protocol):
-    """A stage's line in the summary (stages/results.py)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def first(self) -> float | None: ...
-    @property
-    def last(self) -> float: ...
-    @property
-    def gate(self) -> str: ...
 
 
 def plot(lines: Sequence[Line], out_path: str | os.PathLike) -> pathlib.Path:
@@ -64,7 +51,7 @@ def _is_fraction(line: Line) -> bool:
     return named and all(-0.02 <= x <= 1.02 for x in ends)
 
 
-def _draw(axis, lines: Sequence[Line]) -> None:
+def _draw(axis: Any, lines: Sequence[Line]) -> None:
     for row, one in enumerate(lines):
         missed = one.gate.endswith("missed")
         colour = "#d1603d" if missed else _END
