@@ -21,7 +21,7 @@ import optax
 from jax.sharding import Mesh
 
 from rl_jax.data.packing import Packed
-from rl_jax.mesh import sharding, spec
+from rl_jax.mesh import put, spec
 from rl_jax.models.decoder import hidden_states, target_logprobs
 from rl_jax.models.params import Params, map_layout
 from rl_jax.models.spec import ModelSpec
@@ -196,9 +196,8 @@ def _scalar(params: Params):
 
 def to_device(packed: Packed, mesh: Mesh) -> Batch:
     """Rows onto the mesh."""
-    rows = sharding(mesh, "batch", "time")
     arrays = {
-        name: jax.device_put(np.asarray(value), rows)
+        name: put(np.asarray(value), mesh, "batch", "time")
         for name, value in vars(packed).items()
     }
     return Batch(**arrays)

@@ -44,6 +44,30 @@ def sharding(mesh: Mesh, *logical: str) -> NamedSharding:
     return NamedSharding(mesh, spec(*logical))
 
 
+def put(x: np.ndarray, mesh: Mesh, *logical: str) -> jax.Array:
+    """An array that every process has whole, onto the mesh; see `sharding`.
+
+    Of several processes each sends its own devices' part: nothing is exchanged.
+    """
+    where = sharding(mesh, *logical)
+    if where.is_fully_addressable:
+        return jax.device_put(x, where)
+    # `jax.device_put` would have all processes compare the whole array first.
+    return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+    """An array as every process has it whole; all of them call it together."""
+    if not x.is_fully_addressable and not x.is_fully_replicated:
+        x = _replicated(x)
+    return np.asarray(x)
+
+
+@jax.jit
+def _replicated(x: jax.Array) -> jax.Array:
+    return jax.reshard(x, jax.P())
+
+
 def make_mesh(
     replica: int = 1,
     fsdp: int = -1,

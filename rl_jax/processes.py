@@ -138,6 +138,22 @@ def is_alone() -> bool:
     return _job.line is None
 
 
+def say(line: str) -> None:
+    """Prints a line for people, once for all processes."""
+    if _job.process_id == 0:
+        print(line, flush=True)
+
+
+def is_own(number: int) -> bool:
+    """Whether this process does what is numbered so, of work that all share."""
+    return number % _job.num_processes == _job.process_id
+
+
+def patience() -> float:
+    """Seconds to wait for others to finish what takes as long as a step may."""
+    return _watchdog.limit_secs or END_SECS
+
+
 def wait(name: str, secs: float) -> None:
     """Waits until every process of the job is at the place called `name`.
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from rl_jax.data.rankings import Judged
 from rl_jax.data.reply_rows import ReplyRows
 from rl_jax.learner import Metrics, gradient_program
-from rl_jax.mesh import sharding, spec
+from rl_jax.mesh import put, spec
 from rl_jax.models import reward_head
 from rl_jax.models.reward_head import RewardParams
 from rl_jax.models.spec import ModelSpec
@@ -148,6 +148,5 @@ def said_of(
 
 def to_device(rows: ReplyRows, mesh: Mesh) -> Rows:
     """Rows onto the mesh."""
-    where = sharding(mesh, "batch", "time")
     arrays = (rows.token_BT, rows.position_BT, rows.segment_BT)
-    return Rows(*(jax.device_put(x, where) for x in arrays))
+    return Rows(*(put(x, mesh, "batch", "time") for x in arrays))

@@ -4,20 +4,14 @@ Every test starts the trainer as a launcher does; on this machine they meet over
 loopback. All are slow.
 """
 
-import contextlib
-import json
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
+from launched import Run, lines
 
-import tiny_run
 from rl_jax import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -54,70 +48,6 @@ def get_config():
 '''
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
-
-
-class Run:
-    """A run of `count` processes with `devices` each; `end` gives code and output."""
-
-    def __init__(self, workdir, *words, count=1, devices=1):
-        self.workdir = workdir
-        recipe = workdir.parent / "recipe.py"
-        recipe.write_text(RECIPE)
-        environment = tiny_run.environment(workdir.parent / "cache") | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
-            "--xla_backend_optimization_level=0"
-        }
-        if count > 1:
-            address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}"}
-            environment |= address | {"JAX_NUM_PROCESSES": str(count)}
-        command = [sys.executable, "-u", "-m", "rl_jax.train"]
-        command += [f"--config={recipe}", f"--workdir={workdir}", *words]
-        self.logs, self.processes = [], []
-        for i in range(count):
-            self.logs.append(workdir.parent / f"log_{time.monotonic_ns()}_{i}")
-            with open(self.logs[-1], "w") as log:
-                one = subprocess.Popen(
-                    command,
-                    env=environment | ({"JAX_PROCESS_ID": str(i)} if count > 1 else {}),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            self.processes.append(one)
-
-    def until(self, step, timeout_secs=240):
-        """Waits until a step is written."""
-        deadline = time.monotonic() + timeout_secs
-        while not any(line["step"] >= step for line in lines(self.workdir)):
-            codes = [process.poll() for process in self.processes]
-            assert codes.count(None) == len(codes), self.end()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    def end(self, timeout_secs=240):
-        """(exit codes, outputs) of all processes, when the last has ended."""
-        deadline = time.monotonic() + timeout_secs
-        try:
-            for process in self.processes:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-        finally:
-            for process in self.processes:
-                process.kill()
-        outs = [log.read_text() for log in self.logs]
-        print("\n".join(out[-1500:] for out in outs))
-        return [process.wait() for process in self.processes], outs
-
-
-def lines(workdir):
-    path = workdir / "metrics.jsonl"
-    found = path.read_text().splitlines() if path.exists() else []
-    with contextlib.suppress(ValueError):  # the last one may be half written
-        return [json.loads(line) for line in found]
-    return [json.loads(line) for line in found[:-1]]
-
-
 def told(workdir):
     """step -> loss, tokens counted and where in the data, of every step."""
     keys = ("train/loss", "train/num_tokens", "train/epoch")
@@ -130,7 +60,7 @@ def told(workdir):
 def whole(tmp_path_factory):
     """One process, one device, never interrupted."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    codes, _ = Run(workdir).end()
+    codes, _ = Run(RECIPE, workdir).end()
     assert codes == [0]
     return workdir
 
@@ -150,14 +80,16 @@ def test_a_broken_newest_checkpoint_is_one_warning_and_the_same_numbers(
 ):
     # What a run looks like that was killed after step 20, its last checkpoint torn.
     workdir = tmp_path / "run"
-    codes, _ = Run(workdir, "--config.checkpoint.every=10", "--config.steps=20").end()
+    codes, _ = Run(
+        RECIPE, workdir, "--config.checkpoint.every=10", "--config.steps=20"
+    ).end()
     assert codes == [0]
     newest = workdir / "checkpoints" / "20"
     files = [path for path in (newest / "state").rglob("*") if path.is_file()]
     victim = max(files, key=lambda path: path.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:-7])
 
-    codes, (out,) = Run(workdir, "--config.checkpoint.every=10").end()
+    codes, (out,) = Run(RECIPE, workdir, "--config.checkpoint.every=10").end()
     assert codes == [0]
     warnings = [x for x in out.splitlines() if re.search("checkpoint (10|20)", x)]
     assert len([x for x in warnings if "skipped" in x]) == 1, warnings
@@ -170,7 +102,7 @@ def test_a_broken_newest_checkpoint_is_one_warning_and_the_same_numbers(
 def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(whole, tmp_path):
     workdir, saved = tmp_path / "run", 0
     for victim in (1, 0):
-        run = Run(workdir, count=2)
+        run = Run(RECIPE, workdir, count=2)
         run.until(saved + 4)
         run.processes[victim].send_signal(signal.SIGTERM)
         codes, outs = run.end()
@@ -189,21 +121,21 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(whole, tmp
 
 def test_a_run_goes_on_with_another_mesh_and_number_of_processes(whole, tmp_path):
     workdir = tmp_path / "run"
-    run = Run(workdir, count=2)  # fsdp 2
+    run = Run(RECIPE, workdir, count=2)  # fsdp 2
     run.until(5)
     run.processes[1].send_signal(signal.SIGTERM)
     codes, _ = run.end()
     assert codes == [143, 143]
-    codes, _ = Run(workdir, "--config.steps=25").end()
+    codes, _ = Run(RECIPE, workdir, "--config.steps=25").end()
     assert codes == [0]
     kept = shutil.copytree(workdir, tmp_path / "kept")
     codes, (out, _) = Run(
-        workdir, "--config.mesh.tensor=2", count=2, devices=2
+        RECIPE, workdir, "--config.mesh.tensor=2", count=2, devices=2
     ).end()  # fsdp 2, tensor 2
     assert codes == [0, 0] and "sft: resuming from step 25" in out
     assert "{'replica': 1, 'fsdp': 2, 'tensor': 2}" in out
     assert max(told(workdir)) == STEPS
     assert_same_course(workdir, whole)
-    codes, (out,) = Run(kept, devices=4).end()  # fsdp 4, one process
+    codes, (out,) = Run(RECIPE, kept, devices=4).end()  # fsdp 4, one process
     assert codes == [0] and "sft: resuming from step 25" in out
     assert_same_course(kept, whole)

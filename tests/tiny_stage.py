@@ -186,7 +186,8 @@ def scored(
     if verdict is None:
         verdict = Verdict.CORRECT if value else Verdict.WRONG
     score = Score(value, verdict, parts=parts or {})
-    return Scored(prompt(prompt_ids), sample, "", score)
+    [text] = anything(FakeText())
+    return Scored(prompt(prompt_ids), sample, score, text)
 
 
 def groups(*values: Sequence[float | None], **kwargs: Any) -> list[Scored]:

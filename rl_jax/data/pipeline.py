@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from rl_jax.errors import ConfigError
@@ -64,12 +63,11 @@ def mixture(
 class Reader:
     """Items of an endless dataset from a position on, read ahead by threads.
 
-    Of several processes each reads its own share: the items whose global index leaves
-    `process_index` when divided by `process_count`. Their positions stay equal as long
-    as they move on by the same counts. To be used in a `with` statement.
+    Each of several processes reads them all: where a batch ends depends on the lengths
+    of its items, and all have to agree on it. To be used in a `with` statement.
 
     Attributes:
-        position: global index of the next item, this process's or another's.
+        position: index of the next item.
     """
 
     def __init__(
@@ -77,8 +75,6 @@ class Reader:
         dataset: grain.MapDataset,
         position: int,
         *,
-        process_index: int | None = None,
-        process_count: int | None = None,
         num_threads: int = 2,
         num_items: int = 16,
     ):
@@ -86,33 +82,28 @@ class Reader:
 
         Args:
             dataset: what `stream` or `mixture` gives, or a map of it.
-            process_index, process_count: None takes those of JAX.
             num_threads: threads that read ahead.
             num_items: how many items may wait.
         """
         self.position = position
-        self._first = jax.process_index() if process_index is None else process_index
-        self._step = jax.process_count() if process_count is None else process_count
         self._dataset = dataset
         self._options = grain.ReadOptions(
             num_threads=num_threads, prefetch_buffer_size=max(num_items, num_threads)
         )
         self._read: grain.DatasetIterator | None = None
-        self._unread = self._own_from(position)  # global index of what comes next
+        self._unread = position  # index of what comes next
         self._waiting: collections.deque[tuple[int, Any]] = collections.deque()
 
     def take(self, count: int) -> list[tuple[int, Any]]:
-        """Moves on by `count` items; this process's own with their global indices."""
-        end, taken = self.position + count, []
-        while self._own_from(self.position) < end:
-            index, item = self._waiting.popleft() if self._waiting else self._next()
-            taken.append((index, item))
-            self.position = index + 1
-        self.position = end
+        """Moves on by `count` items, and gives them with their indices."""
+        taken = []
+        for _ in range(count):
+            taken.append(self._waiting.popleft() if self._waiting else self._next())
+        self.position += count
         return taken
 
     def ahead(self) -> Iterator[Any]:
-        """This process's items from the position on, without moving it."""
+        """The items from the position on, without moving it."""
         for number in range(len(self._waiting)):
             yield self._waiting[number][1]
         while True:
@@ -130,23 +121,10 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _own_from(self, index: int) -> int:
-        """The first index of this process that is not below `index`."""
-        return index + (self._first - index) % self._step
-
     def _next(self) -> tuple[int, Any]:
         if self._read is None:
-            share = self._dataset.slice(slice(self._unread, None, self._step))
-            self._read = iter(share.to_iter_dataset(self._options))
+            rest = self._dataset.slice(slice(self._unread, None))
+            self._read = iter(rest.to_iter_dataset(self._options))
         item, index = next(self._read), self._unread
-        self._unread += self._step
+        self._unread += 1
         return index, item
-
-
-def reader_of_all(dataset: grain.MapDataset, position: int) -> Reader:
-    """A reader that gives every process all items.
-
-    For batches that end where the lengths of their rows say: so that all processes pack
-    the same ones.
-    """
-    return Reader(dataset, position, process_index=0, process_count=1)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from rl_jax.mesh import sharding
+from rl_jax.mesh import put
 from rl_jax.models import decoder
 from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
@@ -186,18 +186,17 @@ class Engine:
                 incoming.temperature_W[w] = request.temperature
                 self._running[w] = _Running(request, index, [], [], [])
 
-        def put(x):
-            axes = ("batch", *("time",) * (x.ndim - 1))
-            return jax.device_put(x, sharding(self._mesh, *axes))
+        def rows(x):
+            return put(x, self._mesh, "batch", *("time",) * (x.ndim - 1))
 
         self._cache, self._slots = self._admit(
             params,
             self._cache,
             self._slots,
-            jax.tree.map(put, incoming),
-            put(id_W3),
-            put(source_W),
-            put(prompt_PT),
-            put(length_P),
+            jax.tree.map(rows, incoming),
+            rows(id_W3),
+            rows(source_W),
+            rows(prompt_PT),
+            rows(length_P),
         )
         return True

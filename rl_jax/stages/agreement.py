@@ -14,6 +14,7 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.learner import Batch, batch_logprobs, to_device
+from rl_jax.mesh import fetch
 from rl_jax.models.params import Params
 from rl_jax.stages.context import Context
 
@@ -58,11 +59,11 @@ def check_agreement(
         logprobs = functools.partial(
             batch_logprobs, model=context.model, temperature=temperature
         )
-        return np.asarray(jax.jit(logprobs)(params, batch)[0])
+        return fetch(jax.jit(logprobs)(params, batch)[0])
 
     drawn_BT, mask_BT = packed.sampler_logp_BT, packed.mask_BT
     temperature = stage.rollout.temperature
-    logp_BT = np.asarray(score(params, batch))
+    logp_BT = fetch(score(params, batch))
     found, limit = gap(logp_BT, drawn_BT, mask_BT), LARGEST_GAP[context.model.dtype]
     if found <= limit:
         return found

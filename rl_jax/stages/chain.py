@@ -5,6 +5,7 @@ it must reach, its gate, is looked at each time; the first that is missed ends t
 """
 
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -87,14 +88,8 @@ def run(
     context = contexts.build(config, workdir, stop)
     if is_lead():
         started()
-        print(
-            f"{jax.device_count()} {jax.default_backend()} devices, mesh "
-            f"{dict(context.mesh.shape)}; {num_params(context.model):,} parameters; "
-            f"stop tokens {describe_stops(context.tokenizer)}",
-            flush=True,
-        )
-        for note in config.notes:
-            print(f"note: {note}", flush=True)
+    for line in (*_banner(context), *(f"note: {note}" for note in config.notes)):
+        processes.say(line)
     # All at once: what is wrong with a stage is told before the first one trains.
     _check_chosen(context, chosen)
     bases = {stage.name: _base(context, stage) for stage in config.stages}
@@ -114,6 +109,23 @@ def run(
         if exports and last is not None and _is_made(context, last):
             read = weights.policy(context, last.name, "init")
             exporting.write(context, last, read if params is None else lambda: params)
+
+
+def _banner(context: Context) -> list[str]:
+    """Where the run takes place, and what it trains: a line each."""
+    one, count = jax.local_devices()[0], jax.device_count()
+    kind = "" if one.device_kind == one.platform else f" ({one.device_kind})"
+    limit = (one.memory_stats() or {}).get("bytes_limit")
+    memory = f" of {limit / 2**30:.1f} GiB each" if limit else ""
+    hosts = jax.process_count()
+    where = "" if hosts == 1 else f" in {hosts} processes"
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return [
+        f"{count} {jax.default_backend()} devices{kind}{memory}{where}; "
+        f"{host:.1f} GiB of host memory",
+        f"mesh {dict(context.mesh.shape)}; {num_params(context.model):,} parameters; "
+        f"stop tokens {describe_stops(context.tokenizer)}",
+    ]
 
 
 def _base(context: Context, stage: configs.StageConfig) -> Callable[[], Params]:
@@ -142,14 +154,13 @@ def _is_finished(context: Context, stage: configs.StageConfig) -> bool:
     done = done and _is_there(folder, stage)
     if not _as_lead_sees(f"{stage.name} is finished", done):
         return False
+    processes.say(f"{stage.name}: finished before, in {folder}")
     if is_lead():
-        print(f"{stage.name}: finished before, in {folder}", flush=True)
         for name, made in _made(context, stage).items():
             if result.needs.get(name) != made:
-                print(
+                processes.say(
                     f"note: {stage.name} was made from an earlier {name}; delete "
-                    f"{folder} to make it anew",
-                    flush=True,
+                    f"{folder} to make it anew"
                 )
     return True
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.packing import fill
-from rl_jax.data.pipeline import reader_of_all
+from rl_jax.data.pipeline import Reader
 from rl_jax.distill_learner import Soft, make_distiller
 from rl_jax.faults import fault
 from rl_jax.learner import to_device
@@ -81,7 +81,7 @@ def _run_soft(
     distiller = make_distiller(context.model, found.model, tx, lr_schedule, soft=soft)
     with (
         run_state.open_stage(context, stage, base, tx) as session,
-        reader_of_all(pieces, session.position.get("next_row", 0)) as reader,
+        Reader(pieces, session.position.get("next_row", 0)) as reader,
     ):
         state, position = session.state, session.position
         teacher_params = found.read()

@@ -10,14 +10,14 @@ Legend: N pairs that a micro-batch can hold, 2 the chosen and the rejected reply
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.pair_packing import num_places, pack_pairs
-from rl_jax.data.pipeline import reader_of_all
+from rl_jax.data.pipeline import Reader
 from rl_jax.learner import make_learner, to_device
 from rl_jax.models.params import Params
 from rl_jax.preference_config import preference_loss_spec
@@ -71,7 +71,7 @@ def run(
     updater = make_learner(context.model, tx, lr_schedule)
     with (
         run_state.open_stage(context, stage, base, tx) as session,
-        reader_of_all(
+        Reader(
             inputs.stream(pairs, context.run.seed), session.position.get("next_row", 0)
         ) as reader,
     ):
@@ -156,7 +156,7 @@ def _evaluate(
     held_out: Sequence[Pair],
     ref_logp: np.ndarray,
     prompts: Sequence[inputs.Prompt],
-) -> tuple[dict[str, float], list[dict]]:
+) -> tuple[dict[str, float], Iterable[dict]]:
     """The loss on held-out pairs, accuracy; and replies as rows of the samples file."""
     began, metrics, replies = time.monotonic(), {}, []
     if held_out:

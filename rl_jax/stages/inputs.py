@@ -9,6 +9,7 @@ import grain
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax import processes
 from rl_jax.data import chat, documents, pipeline
 from rl_jax.data.messages import text_of
 from rl_jax.data.packing import Piece
@@ -236,7 +237,7 @@ def fitting(
             )
     made = Mixture(tuple(parts))
     for line in summary(made, what):
-        print(f"{key}: {line}", flush=True)
+        processes.say(f"{key}: {line}")
     return made
 
 
@@ -284,9 +285,8 @@ def assert_held_out(
     generated = sum(row.data_source in BUILT_IN for row in in_both)
     assert not generated, f"{generated} problems in two splits"
     if in_both:
-        print(
-            f"note: {len(in_both)} of {len(prompts)} {what} are trained on too",
-            flush=True,
+        processes.say(
+            f"note: {len(in_both)} of {len(prompts)} {what} are trained on too"
         )
 
 

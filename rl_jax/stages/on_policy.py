@@ -12,7 +12,7 @@ Legend: N samples of a step, B rows of a micro-batch, T positions of a row.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -268,12 +268,12 @@ def reply_metrics(replies: Replies) -> dict[str, float]:
     return metrics
 
 
-def records(replies: Replies, asked: Asked, text: Tokenizer) -> list[dict]:
-    """Replies as rows for the samples file."""
+def records(replies: Replies, asked: Asked, text: Tokenizer) -> Iterator[dict]:
+    """Replies as rows for the samples file, made when they are taken."""
     prompts = {request.id: prompt for request, prompt in asked}
     scores = replies.scores or [None] * len(replies.samples)
-    return [
-        {
+    for sample, score in zip(replies.samples, scores, strict=True):
+        yield {
             "request": sample.request,
             "index": sample.index,
             "prompt": prompts[sample.request].row.messages[-1]["content"],
@@ -284,5 +284,3 @@ def records(replies: Replies, asked: Asked, text: Tokenizer) -> list[dict]:
             "num_tokens": int(sample.policy_mask.sum()),
             "stop_reason": sample.stop_reason,
         }
-        for sample, score in zip(replies.samples, scores, strict=True)
-    ]

@@ -88,7 +88,9 @@ def reference_logps(
     # All processes or none: those that score need each other for it.
     if all(processes.gather(f"{stage.name}: {FILE}", found is not None, secs=600)):
         assert found is not None
-        _say(f"{stage.name}: log-probabilities of the reference read from {path}")
+        processes.say(
+            f"{stage.name}: log-probabilities of the reference read from {path}"
+        )
         return found
     began, name = time.monotonic(), stage.preference.reference
     if name != "init":
@@ -103,7 +105,7 @@ def reference_logps(
         _write(path, key, made)
     count = sum(map(len, sets))
     secs = time.monotonic() - began
-    _say(
+    processes.say(
         f"{stage.name}: log-probabilities of {count:,} pairs under the reference "
         f"{name!r} in {secs:.1f} s, kept in {path}"
     )
@@ -122,11 +124,6 @@ def _check_finite(
             f"{logp_N2[wrong[0]].tolist()}, and {len(wrong)} pairs such ones.\n"
             "Its weights are broken, or too large for config.model.dtype."
         )
-
-
-def _say(line: str) -> None:
-    if is_lead():
-        print(line, flush=True)
 
 
 def _key(
@@ -149,7 +146,7 @@ def _read(path: pathlib.Path, key: str, count: int) -> list[np.ndarray] | None:
             if str(kept["key"]) == key:
                 return [kept[f"set{i}"] for i in range(count)]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-        _say(f"note: {path} cannot be read and is made anew")
+        processes.say(f"note: {path} cannot be read and is made anew")
     return None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_jax import config as configs
 from rl_jax import processes, reward_marker
-from rl_jax.data.pipeline import reader_of_all
+from rl_jax.data.pipeline import Reader
 from rl_jax.data.reply_rows import pack_groups
 from rl_jax.learner import make_learner, merge_metrics
 from rl_jax.mesh import is_lead
@@ -64,7 +64,7 @@ def run(
             tx,
             reward_head.abstract_params(model, mesh),
         ) as session,
-        reader_of_all(stream, session.position.get("next_row", 0)) as reader,
+        Reader(stream, session.position.get("next_row", 0)) as reader,
     ):
         state: Any = session.state
         position = session.position
@@ -158,10 +158,9 @@ def _mark(
     if is_lead():
         marker = Marker(stage.ranking.form, mean, std, len(scores))
         reward_marker.write(context.folder(stage), marker)
-        print(
-            f"{stage.name}: {len(scores):,} replies of data.train score {mean:.4g} on "
-            f"average, with a standard deviation of {std:.4g}",
-            flush=True,
-        )
+    processes.say(
+        f"{stage.name}: {len(scores):,} replies of data.train score {mean:.4g} on "
+        f"average, with a standard deviation of {std:.4g}"
+    )
     # A later stage of another process may look for it at once.
     processes.wait(f"{stage.name} is marked", _DISK_SECS)

@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,9 +23,6 @@ from rl_jax.stages.context import Context, Preempted
 
 CHECKPOINTS = "checkpoints"
 _SECS_BETWEEN_LINES = 1.0
-# For the other processes to come to the same step, without runtime.step_minutes: the
-# slowest may still compile or grade.
-_WAIT_SECS = 3600.0
 
 
 def optimiser_of(
@@ -89,8 +86,7 @@ class Session:
         self._now = (step, state, position)
         processes.beat(step)
         # Here, where all processes hold the same state, so that all save the same step.
-        minutes = self._context.run.runtime.step_minutes
-        self._context.stop.check_together(60 * minutes or _WAIT_SECS)
+        self._context.stop.check_together(processes.patience())
 
     def evaluation_due(self, step: int) -> bool:
         """True if `step` is one to evaluate at and its result is not written yet."""
@@ -100,11 +96,14 @@ class Session:
         return step % every == 0 or step == self._stage.steps
 
     def write(
-        self, step: int, metrics: dict[str, float], samples: list[dict] | None = None
+        self, step: int, metrics: dict[str, float], samples: Iterable[dict] = ()
     ) -> None:
         """Writes a step's metrics, and its samples when it is time for some.
 
         Those of an evaluation always are, unless log.samples_every is 0.
+
+        Args:
+            samples: rows for the samples file, taken if they are written.
         """
         self.flush()
         is_evaluation = any(name.startswith("eval/") for name in metrics)
@@ -114,8 +113,9 @@ class Session:
         self._writer.write(step, metrics)
         self._show(step, metrics)
         every = self._stage.log.samples_every
-        if samples and every and (is_evaluation or step == 1 or step % every == 0):
-            self._writer.samples(step, samples, show=self._stage.log.num_samples)
+        due = every and (is_evaluation or step == 1 or step % every == 0)
+        if due and is_lead() and (rows := list(samples)):
+            self._writer.samples(step, rows, show=self._stage.log.num_samples)
 
     def _show(self, step: int, metrics: dict[str, float]) -> None:
         """Prints the progress line, but not many a second."""

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
+from rl_jax import processes
 from rl_jax.data.rows import Row
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
@@ -18,7 +19,7 @@ from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards import registry, routing
 from rl_jax.rewards.pool import RewardPool
 from rl_jax.rewards.schedule import MODEL
-from rl_jax.rewards.score import Score
+from rl_jax.rewards.score import Score, from_json
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
 from rl_jax.rollout.sample import Request, Sample
@@ -27,12 +28,17 @@ from rl_jax.stages.inputs import Prompt
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A sample with its text and score."""
+    """A sample with its score, and with its text for who asks for it."""
 
     prompt: Prompt
     sample: Sample
-    completion: str
     score: Score
+    tokenizer: Tokenizer
+
+    @property
+    def completion(self) -> str:
+        """What the policy wrote. Of several processes few decode all samples."""
+        return completion_text(self.sample, self.tokenizer)
 
 
 class Judge(Protocol):
@@ -112,18 +118,22 @@ def check_rows(
             )
     if not reward.check_golds:
         return
-    faults = pool.check_golds(
+    own = [i for i in range(len(rows)) if processes.is_own(i)]
+    found = pool.check_golds(
         [
             {
-                "answer": row.answer,
-                "answers": list(row.answers),
-                "row": row.extra,
-                "data_source": row.data_source,
+                "answer": rows[i].answer,
+                "answers": list(rows[i].answers),
+                "row": rows[i].extra,
+                "data_source": rows[i].data_source,
             }
-            for row in rows
+            for i in own
         ]
     )
-    if faults:
+    shares = processes.gather(
+        "reference answers", [(own[i], text) for i, text in found], processes.END_SECS
+    )
+    if faults := sorted(fault for share in shares for fault in share):
         first, reason = faults[0]
         raise ConfigError(
             f"{_where(rows[first])}: its reference answer is of no use: {reason}.\n"
@@ -154,6 +164,9 @@ def sample_and_score(
     A sample is scored as soon as it ends, while others are still being drawn. The
     result is in the order of requests and sample indices, whatever finished first.
 
+    Of several processes, which make the same calls and draw the same samples, each
+    scores its share of them; all then know all scores.
+
     Args:
         version: of `params`, written beside each token.
         check_stop: called between dispatches; may raise to abandon everything.
@@ -162,45 +175,53 @@ def sample_and_score(
     """
     prompts = {request.id: prompt for request, prompt in asked}
     assert len(prompts) == len(asked), "two requests with one id"
+    first, count = {}, 0  # of each request: the number of its first sample
     for request, _ in asked:
         engine.submit(request)
-    tickets: list[tuple[Sample, str]] = []
+        first[request.id] = count
+        count += request.num_samples
+    samples: dict[int, Sample] = {}
     scores: dict[int, Score] = {}
+    own = [n for n in range(count) if processes.is_own(n)]
     drawn_before, started = engine.tokens_drawn, time.monotonic()
     while engine.busy:
         check_stop()
         for sample in engine.poll(params, version):
-            completion = completion_text(sample, text)
-            job = _job(prompts[sample.request], sample, completion, text)
-            pool.submit(len(tickets), job)
-            tickets.append((sample, completion))
+            n = first[sample.request] + sample.index
+            samples[n] = sample
+            if processes.is_own(n):
+                pool.submit(n, _job(prompts[sample.request], sample, text))
         scores.update(pool.poll())
     sampled = time.monotonic()
-    order = {request.id: i for i, (request, _) in enumerate(asked)}
     # The same batches for the judge, whatever finished first.
-    turns = sorted(
-        range(len(tickets)),
-        key=lambda i: (order[tickets[i][0].request], tickets[i][0].index),
-    )
-    pieces = [tickets[i][0].tokens for i in turns]
+    pieces = [samples[n].tokens for n in range(count)]
     judged = judge.score(pieces) if judge else None
-    while len(scores) < len(tickets):
+    while len(scores) < len(own):
         check_stop()
         scores.update(pool.wait(0.2, at_least=pool.pending))
+    scores = _of_all(scores)
     timing = Timing(
         sampled - started,
         time.monotonic() - sampled,
         engine.tokens_drawn - drawn_before,
     )
     scored = []
-    for turn, ticket in enumerate(turns):
-        (sample, completion), score = tickets[ticket], scores[ticket]
-        prompt = prompts[sample.request]
+    for n in range(count):
+        score, prompt = scores[n], prompts[samples[n].request]
         if judged is not None:
             alone = not pool.weight(prompt.row.data_source)
-            score = with_model(score, judged[turn], judge_weight, alone=alone)
-        scored.append(Scored(prompt, sample, completion, score))
+            score = with_model(score, judged[n], judge_weight, alone=alone)
+        scored.append(Scored(prompt, samples[n], score, text))
     return scored, timing
+
+
+def _of_all(scores: dict[int, Score]) -> dict[int, Score]:
+    """The scores that this process gave, and those of the others."""
+    if processes.is_alone():
+        return scores
+    told = [(n, score.to_json()) for n, score in scores.items()]
+    shares = processes.gather("scores", told, processes.patience())
+    return {n: from_json(fields) for share in shares for n, fields in share}
 
 
 def with_model(score: Score, value: float, weight: float, *, alone: bool) -> Score:
@@ -232,11 +253,11 @@ def completion_text(sample: Sample, text: Tokenizer) -> str:
     return text.decode(ids)
 
 
-def _job(prompt: Prompt, sample: Sample, completion: str, text: Tokenizer) -> dict:
+def _job(prompt: Prompt, sample: Sample, text: Tokenizer) -> dict:
     return {
         "prompt": text.decode(list(prompt.ids), specials=True),
         "prompt_ids": prompt.ids,
-        "completion": completion,
+        "completion": completion_text(sample, text),
         "completion_ids": sample.completion,
         "answer": prompt.row.answer,
         "answers": list(prompt.row.answers),
@@ -247,10 +268,10 @@ def _job(prompt: Prompt, sample: Sample, completion: str, text: Tokenizer) -> di
     }
 
 
-def records(scored: Sequence[Scored]) -> list[dict]:
-    """Samples as rows for the samples file."""
-    return [
-        {
+def records(scored: Sequence[Scored]) -> Iterator[dict]:
+    """Samples as rows for the samples file, made when they are taken."""
+    for s in scored:
+        yield {
             "request": s.sample.request,
             "index": s.sample.index,
             "prompt": s.prompt.row.messages[-1]["content"],
@@ -263,5 +284,3 @@ def records(scored: Sequence[Scored]) -> list[dict]:
             "num_tokens": int(s.sample.policy_mask.sum()),
             "stop_reason": s.sample.stop_reason,
         }
-        for s in scored
-    ]

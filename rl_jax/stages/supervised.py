@@ -11,17 +11,17 @@ import dataclasses
 import functools
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
 
 from rl_jax import config as configs
 from rl_jax.data.packing import Packed, fill
-from rl_jax.data.pipeline import reader_of_all
+from rl_jax.data.pipeline import Reader
 from rl_jax.data.sources import Mixture
 from rl_jax.learner import make_learner, to_device
-from rl_jax.mesh import sharding
+from rl_jax.mesh import put
 from rl_jax.models.params import Params
 from rl_jax.stages import held_out, inputs, reporting, run_state
 from rl_jax.stages.context import Context
@@ -40,14 +40,14 @@ def train(
     exam = _exam(context, stage, learnt)
     learnt = inputs.numbered(learnt)
     weight_N = np.array([item.weight for item in learnt], np.float32)
-    every_weight_N = jax.device_put(weight_N, sharding(context.mesh))
+    every_weight_N = put(weight_N, context.mesh)
     pieces = inputs.stream(learnt, context.run.seed).map(operator.attrgetter("piece"))
 
     tx, lr_schedule = run_state.optimiser_of(stage, context.model)
     learner = make_learner(context.model, tx, lr_schedule)
     with (
         run_state.open_stage(context, stage, base, tx) as session,
-        reader_of_all(pieces, session.position.get("next_row", 0)) as reader,
+        Reader(pieces, session.position.get("next_row", 0)) as reader,
     ):
         state, position = session.state, session.position
         for step in range(session.start, stage.steps + 1):
@@ -149,7 +149,7 @@ def _evaluate(
     params: Params,
     exam: Exam,
     prompts: list[Prompt],
-) -> tuple[dict[str, float], list[dict]]:
+) -> tuple[dict[str, float], Iterable[dict]]:
     """Metrics, and the replies as rows for the samples file."""
     began, metrics, replies = time.monotonic(), {}, []
     if exam.unseen.batches:

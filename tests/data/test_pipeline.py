@@ -125,20 +125,10 @@ def test_a_source_without_items_is_an_error():
 # Reading ahead.
 
 
-def reader(dataset, position, process_index=0, process_count=1, **options):
-    return pipeline.Reader(
-        dataset,
-        position,
-        process_index=process_index,
-        process_count=process_count,
-        **options,
-    )
-
-
 @pytest.mark.parametrize("start", [0, 1, 100, 101, 1000])
 def test_a_reader_gives_the_stream_from_an_index_on(start):
     stream = pipeline.stream(ITEMS, seed=5)
-    with reader(stream, start, num_threads=3, num_items=4) as ahead:
+    with pipeline.Reader(stream, start, num_threads=3, num_items=4) as ahead:
         taken = ahead.take(7) + ahead.take(0) + ahead.take(33)
         assert ahead.position == start + 40
     assert taken == [(start + i, stream[start + i]) for i in range(40)]
@@ -146,7 +136,7 @@ def test_a_reader_gives_the_stream_from_an_index_on(start):
 
 def test_looking_ahead_takes_nothing():
     stream = pipeline.stream(ITEMS, seed=5)
-    with reader(stream, 3) as ahead:
+    with pipeline.Reader(stream, 3) as ahead:
         for position in (3, 8, 9):
             seen = list(itertools.islice(ahead.ahead(), 6))
             assert seen == [stream[position + i] for i in range(6)]
@@ -156,42 +146,22 @@ def test_looking_ahead_takes_nothing():
 
 def test_a_reader_stopped_anywhere_goes_on_at_its_position():
     stream = mixed()
-    with reader(stream, 0) as whole:
+    with pipeline.Reader(stream, 0) as whole:
         want = [item for _, item in whole.take(60)]
     found, position = [], 0
     for count in (1, 13, 0, 29, 17):
-        with reader(stream, position) as part:
+        with pipeline.Reader(stream, position) as part:
             list(itertools.islice(part.ahead(), 20))  # what was seen is not taken
             found += [item for _, item in part.take(count)]
             position = part.position
     assert found == want
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
-def test_the_shares_of_all_processes_are_the_stream_wherever_they_begin(processes):
-    stream = pipeline.stream(ITEMS, seed=5)
-    for start in (0, 1, 5, 200):
-        taken = {}
-        for process in range(processes):
-            with reader(stream, start, process, processes) as part:
-                for count in (4, 1, 0, 7):
-                    own = part.take(count)
-                    assert all(i % processes == process for i, _ in own)
-                    taken |= dict(own)
-                assert part.position == start + 12
-        assert taken == {start + i: stream[start + i] for i in range(12)}
-
-
-def test_a_reader_is_jaxs_only_process_unless_it_is_told_otherwise():
-    with pipeline.Reader(pipeline.stream(ITEMS, seed=5), 0) as whole:
-        assert [i for i, _ in whole.take(5)] == [0, 1, 2, 3, 4]
-
-
 def test_what_a_map_raises_reaches_the_reader():
     def broken(item):
         raise ConfigError(f"cannot read {item}")
 
-    with reader(pipeline.stream(ITEMS, seed=5).map(broken), 0) as ahead:
+    with pipeline.Reader(pipeline.stream(ITEMS, seed=5).map(broken), 0) as ahead:
         with pytest.raises(ConfigError, match="cannot read item"):
             ahead.take(1)
 
@@ -202,7 +172,7 @@ def test_closing_ends_the_threads():
     def started():
         return {*threading.enumerate()} - before
 
-    with reader(pipeline.stream(ITEMS, seed=5), 0) as ahead:
+    with pipeline.Reader(pipeline.stream(ITEMS, seed=5), 0) as ahead:
         assert not started()  # nothing is read unasked
         ahead.take(1)
         assert started()

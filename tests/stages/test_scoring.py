@@ -162,7 +162,7 @@ def test_a_record_says_what_a_person_wants_to_know():
         "request": 7,
         "index": 2,
         "prompt": "",
-        "completion": "",
+        "completion": "5 6",
         "answer": "",
         "score": 0.5,
         "parts": {"maths": 0.0, "format": 0.5},
