@@ -112,6 +112,11 @@ class Rollout:
     slots: int = 64  # replies being decoded at once
     decode_steps: int = 8  # tokens decoded in one dispatch to the device
     prefill_rows: int = 8  # prompts read in one dispatch to the device
+    # The sampler's mesh on the same devices, where it is not the trainer's: copies of
+    # the weights; parts of slots and weights; parts of heads. All 0: the trainer's.
+    replica: int = 0
+    fsdp: int = 0  # -1, or 0 where one of the others is not: all devices left
+    tensor: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,6 +73,8 @@ def make_mesh(
     fsdp: int = -1,
     tensor: int = 1,
     devices: Sequence[Any] | np.ndarray | None = None,
+    *,
+    key: str = "config.mesh",
 ) -> Mesh:
     """Mesh with Explicit axes (replica, fsdp, tensor) over `devices`.
 
@@ -82,6 +84,7 @@ def make_mesh(
             devices that the other two leave.
         tensor: parts that heads, feed-forward width and vocabulary are divided into.
         devices: default all devices.
+        key: of the config that says so, for messages.
 
     Raises:
         ConfigError: if the product is not the number of devices.
@@ -94,7 +97,7 @@ def make_mesh(
             f"mesh replica={replica} x fsdp={fsdp} x tensor={tensor} needs "
             f"{replica * fsdp * tensor} devices; this process group has {len(devices)}."
             "\nThe product must equal the number of devices; -1 for fsdp takes the "
-            "rest: --config.mesh.fsdp=-1"
+            f"rest: --{key}.fsdp=-1"
         )
     return Mesh(
         devices.reshape(replica, fsdp, tensor),

@@ -155,9 +155,13 @@ METRICS: dict[str, Metric] = {
         "count", "programs compiled, or read from the compilation cache, so far"
     ),
     "perf/compile_secs": Metric("s", "spent on those programs so far"),
+    "perf/handover_bytes": Metric(
+        "bytes", "weights received by devices for the sampler's mesh, in a step"
+    ),
     # Where the seconds of a step go.
     "time/step": Metric("s", "a whole step, without evaluation and checkpoint"),
     "time/rollout": Metric("s", "drawing samples"),
+    "time/handover": Metric("s", "of it, laying out weights on the sampler's mesh"),
     "time/reward_wait": Metric("s", "waiting for scores after the last sample"),
     "time/update": Metric("s", "gradients and optimiser"),
     "time/eval": Metric("s", "one evaluation"),

@@ -153,6 +153,24 @@ def test_several_processes_give_the_samples_and_updates_of_one(
         assert not list(filter(None, said))
 
 
+@pytest.mark.parametrize(("count", "devices"), [(1, 4), (4, 1)])
+def test_a_sampler_on_another_mesh_is_given_the_weights(
+    whole, tmp_path, count, devices
+):
+    """Whole weights on each device to sample, a quarter on each to train."""
+    workdir = tmp_path / "run"
+    words = ("--config.rollout.replica=4",)
+    codes, _ = Run(RECIPE, workdir, *words, count=count, devices=devices).end(400)
+    assert codes == [0] * count
+    steps = [line for line in lines(workdir) if "time/handover" in line]
+    assert len(steps) == STEPS
+    for line in steps:
+        rounds = 1 + line["train/refills"]
+        assert line["perf/handover_bytes"] % rounds == 0
+        assert line["perf/handover_bytes"] / rounds > 3 * 4 * 9_000  # weights
+    assert_same_course(workdir, whole)
+
+
 def test_a_stopped_run_goes_on_with_two_processes_and_with_one(whole, tmp_path):
     """4 -> 2 -> 1 processes on the same devices."""
     workdir, saved = tmp_path / "run", 0

@@ -221,7 +221,7 @@ class FakeEngine:
         self._left: list[tuple[Request, int]] = []
         self.requests: list[Request] = []
         self.log = [] if log is None else log
-        self.tokens_drawn = 0
+        self.tokens_drawn, self.handover_bytes, self.handover_secs = 0, 0, 0.0
 
     @property
     def busy(self) -> bool:

@@ -2,7 +2,8 @@
 
 `submit` queues a request; each `poll` admits what fits, decodes one dispatch and
 returns the samples that finished. Weights and their version are arguments of `poll`:
-new weights are a new argument, nothing is copied.
+new weights are a new argument, and nothing is copied if they lie on the engine's mesh.
+From another mesh of the same devices they are handed over, from device to device.
 
 A sample's draws depend on (seed, stream, request, sample, position) alone. Scheduling
 depends only on what was submitted and drawn, never on the clock.
@@ -13,6 +14,7 @@ Legend: W slots, P prompts of an admission, N decode steps of a dispatch.
 import collections
 import dataclasses
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,7 @@ from rl_jax.mesh import put
 from rl_jax.models import decoder
 from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
-from rl_jax.rollout import programs
+from rl_jax.rollout import handover, programs
 from rl_jax.rollout.programs import EngineSpec, Slots
 from rl_jax.rollout.sample import Request, Sample
 
@@ -50,16 +52,26 @@ def _programs(model: ModelSpec, engine: EngineSpec, seed: int):
 
 
 class Engine:
-    """Samples from one decoder on one mesh; see the module's docstring."""
+    """Samples from one decoder on one mesh; see the module's docstring.
+
+    Attributes:
+        tokens_drawn: by all slots, so far.
+        handover_bytes, handover_secs: what all devices received of weights that came
+            from another mesh, and how long that took, so far.
+    """
 
     def __init__(self, model: ModelSpec, engine: EngineSpec, mesh: Mesh, *, seed: int):
         self.spec = engine
-        self._mesh = mesh
+        self._mesh, self._model = mesh, model
+        self._given: Params | None = None  # as they came from another mesh ...
+        self._held: Params | None = None  # ... and as they lie on this one
         self._waiting: collections.deque[Request] = collections.deque()
         self._running: list[_Running | None] = [None] * engine.num_slots
         self._cache, self._slots = self._empty(model)
         self._admit, self._decode = _programs(model, engine, seed)
         self.tokens_drawn = 0
+        self.handover_bytes, self.handover_secs = 0, 0.0
+        self._received = 0  # bytes of a single hand-over
 
     def _empty(self, model: ModelSpec) -> tuple[decoder.Cache, Slots]:
         def make(shape, dtype, partition):
@@ -111,12 +123,16 @@ class Engine:
             params: weights to sample from.
             version: their version, written beside every token they draw.
         """
-        while self._fill(params):
-            pass
-        if not any(r is not None for r in self._running):
-            return []
-        before_W = np.array([len(r.logps) if r else 0 for r in self._running])
-        self._cache, self._slots, drawn = self._decode(params, self._cache, self._slots)
+        params = self._on_mesh(params)
+        with jax.set_mesh(self._mesh):
+            while self._fill(params):
+                pass
+            if not any(r is not None for r in self._running):
+                return []
+            before_W = np.array([len(r.logps) if r else 0 for r in self._running])
+            self._cache, self._slots, drawn = self._decode(
+                params, self._cache, self._slots
+            )
         drawn = jax.device_get(drawn)
         finished = []
         for w, running in enumerate(self._running):
@@ -130,7 +146,24 @@ class Engine:
             if not drawn.active_W[w]:
                 finished.append(self._finish(running))
                 self._running[w] = None
+        if not self.busy:  # the memory is wanted for training
+            self._given = self._held = None
         return finished
+
+    def _on_mesh(self, params: Params) -> Params:
+        """The weights as the engine's mesh has them; those of another are copied once
+        for as long as there is something to draw."""
+        if handover.lies_on(params, self._mesh):
+            return params
+        if self._held is None or params is not self._given:
+            self._held, began = None, time.monotonic()  # never two copies
+            held = handover.laid_out(params, self._model, self._mesh)
+            self._given, self._held = params, jax.block_until_ready(held)
+            self.handover_secs += time.monotonic() - began
+            self._received = self._received or handover.received_bytes(params, held)
+            self.handover_bytes += self._received
+        assert self._held is not None
+        return self._held
 
     def _finish(self, running: _Running) -> Sample:
         prompt = running.request.prompt

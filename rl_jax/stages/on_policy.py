@@ -93,6 +93,7 @@ def run(
                     session.save(step, state, position)
                 break
             began = time.monotonic()
+            received, secs = engine.handover_bytes, engine.handover_secs
             asked = requests(reader, stage)
             replies = draw_replies(
                 *(engine, pool, state.params, asked, context),
@@ -113,6 +114,9 @@ def run(
                 "tokens": position.get("tokens", 0) + tokens,
             }
             metrics |= reply_metrics(replies)
+            metrics |= reporting.handover_metrics(
+                engine.handover_bytes - received, engine.handover_secs - secs
+            )
             metrics |= {
                 "train/num_tokens": position["tokens"],
                 "train/epoch": position["next_row"] / len(prompts),

@@ -112,6 +112,7 @@ def rollout_metrics(
         "time/reward_wait": timing.wait_secs,
         "health/reward_none": int(np.isnan(reward_N).sum()),
     }
+    metrics |= handover_metrics(timing.handover_bytes, timing.handover_secs)
     verdicts = [s.score.verdict.value for s in scored]
     for verdict in sorted(set(verdicts)):
         metrics[f"health/verdict/{verdict}"] = verdicts.count(verdict)
@@ -122,6 +123,11 @@ def rollout_metrics(
         known = [part for part in parts if part is not None]
         metrics[f"train/rewards/{name}/mean"] = _mean(known)
     return metrics
+
+
+def handover_metrics(count: int, secs: float) -> dict[str, float]:
+    """What it took to give the sampler its weights, if it has a mesh of its own."""
+    return {"perf/handover_bytes": count, "time/handover": secs} if count else {}
 
 
 def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rl_jax import processes
 from rl_jax.data.rows import Row
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
+from rl_jax.mesh import make_mesh
 from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards import registry, routing
@@ -51,11 +52,21 @@ class Judge(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of sampling, seconds of waiting for scores after it, tokens drawn."""
+    """What sampling and scoring took.
+
+    Attributes:
+        sample_secs: of sampling, with the hand-over.
+        wait_secs: of waiting for scores after it.
+        tokens: drawn.
+        handover_secs, handover_bytes: of weights that came from another mesh, and what
+            all devices received.
+    """
 
     sample_secs: float = 0.0
     wait_secs: float = 0.0
     tokens: int = 0
+    handover_secs: float = 0.0
+    handover_bytes: int = 0
 
     def __add__(self, other: "Timing") -> "Timing":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -77,7 +88,21 @@ def make_engine(
         top_k=rollout.top_k,
         top_p=rollout.top_p,
     )
-    return Engine(model, spec, mesh, seed=seed)
+    return Engine(model, spec, sampler_mesh(stage, mesh), seed=seed)
+
+
+def sampler_mesh(stage: configs.StageConfig, mesh: Mesh) -> Mesh:
+    """The mesh to sample on: the trainer's, or another of the same devices."""
+    rollout = stage.rollout
+    if not (rollout.replica or rollout.fsdp or rollout.tensor):
+        return mesh
+    return make_mesh(
+        rollout.replica or 1,
+        rollout.fsdp or -1,
+        rollout.tensor or 1,
+        devices=mesh.devices,
+        key=f"config.{stage.prefix}rollout",
+    )
 
 
 def make_pool(stage: configs.StageConfig) -> RewardPool:
@@ -184,6 +209,7 @@ def sample_and_score(
     scores: dict[int, Score] = {}
     own = [n for n in range(count) if processes.is_own(n)]
     drawn_before, started = engine.tokens_drawn, time.monotonic()
+    received, secs = engine.handover_bytes, engine.handover_secs
     while engine.busy:
         check_stop()
         for sample in engine.poll(params, version):
@@ -204,6 +230,8 @@ def sample_and_score(
         sampled - started,
         time.monotonic() - sampled,
         engine.tokens_drawn - drawn_before,
+        engine.handover_secs - secs,
+        engine.handover_bytes - received,
     )
     scored = []
     for n in range(count):
