@@ -60,7 +60,8 @@ class Runtime:
     num_processes: int = 0  # processes that there must be; 0: as many as are found
     process_id: int = -1  # which of them this one is, from 0; -1: found out
     start_secs: float = 300.0  # seconds for all processes to come, at most
-    step_minutes: float = 0.0  # minutes without a finished step end the run; 0: never
+    # Minutes without a finished step end the run; 0: two hours, alone never.
+    step_minutes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

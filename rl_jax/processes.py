@@ -36,6 +36,7 @@ from rl_jax.watchdog import Watchdog
 
 # For the others at the end of a run: the first process may be writing a large export.
 END_SECS = 3600.0
+_STEP_MINUTES = 120.0
 # Between a failure here and its cause elsewhere being told: a process that dies breaks
 # the others' collectives, and those should not be taken for the reason.
 _CAUSE_SECS = 2.0
@@ -184,11 +185,16 @@ def gather(name: str, value: Any, secs: float) -> list[Any]:
 
 
 def watchdog(minutes: float, what: str = "step") -> Watchdog:
-    """Ends the job, exit code 1, when `beat` does not come for `minutes`; 0: never.
+    """Ends the job, exit code 1, when `beat` does not come for `minutes`.
 
     A context. It prints what each thread is doing and each process did last.
+
+    Args:
+        minutes: 0: no limit for a process alone, and two hours for several, which may
+            wait for one that is stuck.
     """
     global _watchdog
+    minutes = minutes or (0 if is_alone() else _STEP_MINUTES)
     _watchdog = _new_watchdog(minutes, what, _job.line)
     return _watchdog
 
