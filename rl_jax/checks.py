@@ -68,6 +68,9 @@ STAGE_BOUNDS = {
     "rollout.slots": ONE_OR_MORE,
     "rollout.decode_steps": ONE_OR_MORE,
     "rollout.prefill_rows": ONE_OR_MORE,
+    "rollout.replica": NOT_NEGATIVE,
+    "rollout.fsdp": Bound("-1 or more", lambda x: x >= -1),
+    "rollout.tensor": NOT_NEGATIVE,
     "reward.timeout_secs": POSITIVE,
     "reward.max_infrastructure_share": FRACTION,
     "reward.workers": ONE_OR_MORE,
@@ -341,12 +344,18 @@ def _check_rows(run: "Run", stage: "StageConfig") -> None:
             (f"{key}batch.micro_rows", divisor(batch.rows_per_step, batch.micro_rows)),
         )
     # Rows are laid on replica x fsdp. With fsdp=-1 the devices decide, later.
-    parts = run.mesh.replica * max(run.mesh.fsdp, 1)
-    for name in ("batch.micro_rows", "rollout.slots", "rollout.prefill_rows"):
+    rollout, mesh = stage.rollout, run.mesh
+    sampler, where = (rollout, f"{key}rollout") if rollout.mesh else (mesh, "mesh")
+    for name, (sizes, place) in {
+        "batch.micro_rows": (mesh, "mesh"),
+        "rollout.slots": (sampler, where),
+        "rollout.prefill_rows": (sampler, where),
+    }.items():
         rows = operator.attrgetter(name)(stage)
+        parts = max(sizes.replica, 1) * max(sizes.fsdp, 1)
         if rows % parts:
             raise fault(
                 f"config.{key}{name}={rows} is not a multiple of {parts}, the product "
-                "of config.mesh.replica and config.mesh.fsdp",
+                f"of config.{place}.replica and config.{place}.fsdp",
                 (f"{key}{name}", multiple(rows, parts)),
             )

@@ -113,11 +113,17 @@ class Rollout:
     slots: int = 64  # replies being decoded at once
     decode_steps: int = 8  # tokens decoded in one dispatch to the device
     prefill_rows: int = 8  # prompts read in one dispatch to the device
-    # The sampler's mesh on the same devices, where it is not the trainer's: copies of
-    # the weights; parts of slots and weights; parts of heads. All 0: the trainer's.
+    # Of a mesh of its own for the sampler: copies of the weights; all 0: the trainer's.
     replica: int = 0
-    fsdp: int = 0  # -1, or 0 where one of the others is not: all devices left
-    tensor: int = 0
+    fsdp: int = 0  # of that mesh: parts of slots and weights; -1, 0: all devices left
+    tensor: int = 0  # of that mesh: parts that heads are cut into
+
+    @property
+    def mesh(self) -> tuple[int, int, int] | None:
+        """Sizes of the sampler's own mesh as `mesh.make_mesh` takes them, if any."""
+        if not (self.replica or self.fsdp or self.tensor):
+            return None
+        return self.replica or 1, self.fsdp or -1, self.tensor or 1
 
 
 @dataclasses.dataclass(frozen=True)

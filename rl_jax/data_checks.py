@@ -69,6 +69,13 @@ def check(stage: "StageConfig", stages: list[str]) -> None:
                     (f"{key}{name}", built_in[0]),
                     (f"{key}{name}", "FILE"),
                 )
+    if stage.data.held_out and not stage.eval.every:
+        raise fault(
+            f"config.{key}held_out is {stage.data.held_out!r}, but "
+            f"config.{stage.prefix}eval.every is 0: it would never be measured",
+            (f"{stage.prefix}eval.every", 50),
+            (f"{key}held_out", ""),
+        )
 
 
 def _wrong_path(path: str) -> str:

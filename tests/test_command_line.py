@@ -71,6 +71,7 @@ BESIDE = {
         f"gate.{bound}": ["gate.metric=eval/loss"]
         for bound in ("at_least", "at_most", "rise", "fall")
     },
+    "data.held_out": ["eval.every=5"],
 }
 
 

@@ -11,7 +11,6 @@ def check(run: Run, stage: StageConfig) -> None:
     """Raises ConfigError for the first fault found."""
     _check_reference(run, stage)
     _check_sources(run, stage)
-    _check_evaluation(stage)
 
 
 def _check_reference(run: Run, stage: StageConfig) -> None:
@@ -47,15 +46,3 @@ def _check_sources(run: Run, stage: StageConfig) -> None:
                     f"{keeps[source.path]!r} and no pairs of replies",
                     (f"{source.path}.select.keep", "pairs"),
                 )
-
-
-def _check_evaluation(stage: StageConfig) -> None:
-    """What is only read to be measured is measured some time."""
-    key = stage.prefix
-    if stage.data.held_out and not stage.eval.every:
-        raise fault(
-            f"config.{key}data.held_out is {stage.data.held_out!r}, but "
-            f"config.{key}eval.every is 0: it would never be measured",
-            (f"{key}eval.every", 50),
-            (f"{key}data.held_out", ""),
-        )

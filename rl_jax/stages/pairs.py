@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax import processes
 from rl_jax.data import chat
 from rl_jax.data.packing import Piece
 from rl_jax.data.rows import Preference
@@ -133,8 +134,7 @@ def note_shared(held_out: Sequence[Pair], trained_on: Sequence[Pair]) -> None:
     learnt = {repr(prompt(pair)) for pair in trained_on}
     both = sum(repr(prompt(pair)) in learnt for pair in held_out)
     if both:
-        print(
+        processes.say(
             f"note: {both} of {len(held_out)} prompts of data.held_out are trained on "
-            "too",
-            flush=True,
+            "too"
         )

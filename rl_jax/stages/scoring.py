@@ -93,16 +93,10 @@ def make_engine(
 
 def sampler_mesh(stage: configs.StageConfig, mesh: Mesh) -> Mesh:
     """The mesh to sample on: the trainer's, or another of the same devices."""
-    rollout = stage.rollout
-    if not (rollout.replica or rollout.fsdp or rollout.tensor):
+    if not stage.rollout.mesh:
         return mesh
-    return make_mesh(
-        rollout.replica or 1,
-        rollout.fsdp or -1,
-        rollout.tensor or 1,
-        devices=mesh.devices,
-        key=f"config.{stage.prefix}rollout",
-    )
+    key = f"config.{stage.prefix}rollout"
+    return make_mesh(*stage.rollout.mesh, devices=mesh.devices, key=key)
 
 
 def make_pool(stage: configs.StageConfig) -> RewardPool:
