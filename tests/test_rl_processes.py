@@ -1,7 +1,7 @@
 """Reinforcement learning on one, two and four real processes: the same course.
 
 Every reply is drawn, graded and trained on as by one process: replies of unequal
-lengths, groups that are replaced, grades that hang. Loopback and gloo; all are slow.
+lengths, groups that are replaced, grades that hang. Over loopback, by gloo.
 """
 
 import json
@@ -16,7 +16,8 @@ from launched import Run, lines
 
 from rl_jax import checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
+slow = pytest.mark.slow
 
 STEPS = 8
 RECIPE = f'''"""A tiny RL stage with all that several processes have to agree on."""
@@ -127,6 +128,20 @@ def whole(tmp_path_factory):
     return workdir
 
 
+def test_two_processes_give_the_samples_and_updates_of_one(tmp_path):
+    """The quick form of what follows: two steps, without evaluations."""
+    words = ("--config.steps=2", "--config.eval.every=0")
+    runs = []
+    for count, devices in ((1, 2), (2, 1)):
+        runs.append(tmp_path / str(count) / "run")
+        runs[-1].parent.mkdir()
+        codes, _ = Run(RECIPE, runs[-1], *words, count=count, devices=devices).end()
+        assert codes == [0] * count
+    assert_same_course(runs[1], runs[0])
+    assert len(told(runs[0])) == 2
+
+
+@slow
 def test_the_run_has_what_the_others_are_to_repeat(whole):
     replies = [reply for step in drawn(whole).values() for reply in step]
     assert len({reply["num_tokens"] for reply in replies}) > 4
@@ -138,6 +153,7 @@ def test_the_run_has_what_the_others_are_to_repeat(whole):
     assert all(numbers["train/grad_norm"] > 0 for numbers in steps)
 
 
+@slow
 @pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
 def test_several_processes_give_the_samples_and_updates_of_one(
     whole, tmp_path, count, devices
@@ -153,6 +169,7 @@ def test_several_processes_give_the_samples_and_updates_of_one(
         assert not list(filter(None, said))
 
 
+@slow
 @pytest.mark.parametrize(("count", "devices"), [(1, 4), (4, 1)])
 def test_a_sampler_on_another_mesh_is_given_the_weights(
     whole, tmp_path, count, devices
@@ -171,6 +188,7 @@ def test_a_sampler_on_another_mesh_is_given_the_weights(
     assert_same_course(workdir, whole)
 
 
+@slow
 def test_a_stopped_run_goes_on_with_other_numbers_of_processes(whole, tmp_path):
     """4 -> 2 -> 1 -> 4 processes on the same devices."""
     workdir, saved = tmp_path / "run", 0
@@ -190,6 +208,7 @@ def test_a_stopped_run_goes_on_with_other_numbers_of_processes(whole, tmp_path):
     assert_same_course(workdir, whole)
 
 
+@slow
 def test_after_one_is_killed_the_others_say_so_and_all_go_on(whole, tmp_path):
     workdir = tmp_path / "run"
     words = ("--config.checkpoint.every=1",)
