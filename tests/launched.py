@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+
 import tiny_run
 
 
@@ -77,3 +79,28 @@ def lines(workdir):
     with contextlib.suppress(ValueError):  # the last one may be half written
         return [json.loads(line) for line in found]
     return [json.loads(line) for line in found[:-1]]
+
+
+# The clock's, and the machine's.
+_OWN = ("time/", "perf/", "wall_time")
+
+
+def assert_same_metrics(workdir, whole):
+    """Line by line within 1e-5 of a number, or 1e-6 near 0; integers and text alike."""
+    found, wanted = lines(workdir), lines(whole)
+    assert [line["step"] for line in found] == [line["step"] for line in wanted]
+    worst = 0.0
+    for got, want in zip(found, wanted, strict=True):
+        got, want = (
+            {key: x for key, x in line.items() if not key.startswith(_OWN)}
+            for line in (got, want)
+        )
+        assert got.keys() == want.keys()
+        for key, y in want.items():
+            note = f"{key} of step {want['step']}"
+            if isinstance(y, float):
+                np.testing.assert_allclose(got[key], y, 1e-5, 1e-6, err_msg=note)
+                worst = max(worst, abs(got[key] - y) / max(abs(y), 0.1))
+            else:
+                assert got[key] == y, note
+    print(f"{workdir.name}: {len(found)} lines of metrics within {worst:.1e}")

@@ -1,8 +1,7 @@
 """A chain with a stage of every kind, on one and on two real processes: the same."""
 
-import numpy as np
 import pytest
-from launched import Run, lines
+from launched import Run, assert_same_metrics, lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -89,26 +88,10 @@ def halves(tmp_path_factory):
     return workdir
 
 
-# The clock's and the machine's.
-OWN = ("time/", "perf/", "wall_time")
-
-
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "kept"])
 def test_each_stage_gives_the_numbers_of_one_process(whole, halves, name):
-    found, wanted = lines(halves / name), lines(whole / name)
-    assert len(found) == len(wanted) and found
-    worst = 0.0
-    for got, want in zip(found, wanted, strict=True):
-        assert got.keys() == want.keys()
-        for key in (key for key in got if not key.startswith(OWN)):
-            x, y = got[key], want[key]
-            note = f"{key} of step {want['step']}"
-            if isinstance(y, float):
-                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=note)
-                worst = max(worst, abs(x - y) / max(abs(y), 0.1))
-            else:
-                assert x == y, note
-    print(f"{name}: {len(found)} lines of metrics within {worst:.1e}")
+    assert lines(whole / name)
+    assert_same_metrics(halves / name, whole / name)
 
 
 @pytest.mark.parametrize("name", ["duels", "kept"])
