@@ -201,6 +201,8 @@ class Objective:
     max_refills: int = 4  # times a rollout batch may be topped up by dynamic_sampling
     # Steps after which the policy becomes the reference; 0: never.
     reference_every: int = 0
+    # The reference stays in pinned host memory, on the device only while it scores.
+    reference_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +270,8 @@ class Distill:
     rest: Literal["bucket", "renormalised", "dropped"] = "bucket"  # of the others
     outcome: float | None = None  # weight of the advantage of rewards; form's own
     bound: float | None = None  # of a token's log-ratio, nats; 0: none; form's own
+    # The teacher stays in pinned host memory, on the device only while it reads.
+    teacher_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,6 +346,8 @@ class Optim:
     b2: float = 0.95  # decay of the mean of squared gradients
     eps: float = 1e-8  # added to the root of the latter
     clip_norm: float = 1.0  # largest global norm of a gradient; 0: no clipping
+    # Both means stay in pinned host memory, a layer of them on the device at a time.
+    host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

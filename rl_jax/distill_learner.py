@@ -33,6 +33,7 @@ from rl_jax.objectives.distillation import (
     soft_loss,
     top_k_kl,
 )
+from rl_jax.optimiser import Optimiser
 
 CHUNK = 128  # tokens whose logits are held at once, where the KL is over few tokens
 
@@ -81,7 +82,7 @@ class Distiller(NamedTuple):
 def make_distiller(
     model: ModelSpec,
     teacher: ModelSpec,
-    tx: optax.GradientTransformation,
+    tx: Optimiser,
     lr_schedule: optax.Schedule,
     *,
     soft: Soft | None = None,

@@ -23,11 +23,13 @@ from jax.sharding import Mesh
 from rl_jax.data.packing import Packed
 from rl_jax.mesh import put, spec
 from rl_jax.models.decoder import hidden_states, target_logprobs
-from rl_jax.models.params import Params, map_layout
+from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
 from rl_jax.objectives.advantage import group_advantage, group_varies
 from rl_jax.objectives.policy import PolicyLoss, policy_loss
 from rl_jax.objectives.supervised import cross_entropy
+from rl_jax.optimiser import Optimiser
+from rl_jax.optimiser import optimiser as optimiser
 
 Metrics = dict[str, jax.Array]
 
@@ -71,8 +73,11 @@ def replaced(reference: Params, params: Params) -> Params:
 
     A copy, as the arrays of a state are donated to the next update.
     """
-    del reference
-    return jax.tree.map(jnp.copy, params)
+
+    def one(old, new):
+        return jax.device_put(jnp.copy(new), jax.typeof(old).memory_space)
+
+    return jax.tree.map(one, reference, params)
 
 
 @flax.struct.dataclass
@@ -133,57 +138,7 @@ class Learner(NamedTuple):
     zero_gradient: Callable[..., Params]
 
 
-def optimiser(
-    model: ModelSpec,
-    *,
-    lr: float,
-    schedule: str,
-    warmup_steps: int,
-    total_steps: int,
-    final_lr_fraction: float,
-    weight_decay: float,
-    b1: float,
-    b2: float,
-    eps: float,
-    clip_norm: float,
-    decayed: Any = None,
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """AdamW after clipping by global norm, and its learning rate by step.
-
-    Weight decay leaves norm scales alone. `clip_norm` 0 clips nothing. Moments are
-    float32 whatever the weights are.
-
-    Args:
-        decayed: tree of bools, the weights that decay; None: the matrices of a policy.
-    """
-    end = lr * final_lr_fraction
-    rest = max(1, total_steps - warmup_steps)
-    after = {
-        "constant": optax.constant_schedule(lr),
-        "linear": optax.linear_schedule(lr, end, rest),
-        "cosine": optax.cosine_decay_schedule(lr, rest, final_lr_fraction),
-    }[schedule]
-    if warmup_steps:
-        # The first step already moves: step k of the warm-up has lr * (k+1) / steps.
-        warm = optax.linear_schedule(lr / warmup_steps, lr, max(1, warmup_steps - 1))
-        after = optax.join_schedules([warm, after], [warmup_steps])
-    if decayed is None:
-        decayed = map_layout(lambda leaf: leaf.fan_in > 0, model)
-    adamw = optax.adamw(
-        after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed
-    )
-    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-    chained = optax.chain(clip, adamw)
-
-    def init(params):
-        # optax begins with moments of the weights' dtype and goes on in that of the
-        # gradients, float32: they are float32 from the start.
-        return chained.init(jax.tree.map(lambda w: w.astype(jnp.float32), params))
-
-    return optax.GradientTransformation(init, chained.update), after
-
-
-def init_state(params: Params, tx: optax.GradientTransformation) -> State:
+def init_state(params: Params, tx: Optimiser) -> State:
     """A state at step 0; the optimiser's arrays are laid out as the parameters."""
     opt_state = jax.jit(tx.init)(params)
     return State(jnp.zeros((), jnp.int32, device=_scalar(params)), params, opt_state)
@@ -259,7 +214,7 @@ def batch_logprobs(
 
 def make_learner(
     model: ModelSpec,
-    tx: optax.GradientTransformation,
+    tx: Optimiser,
     lr_schedule: optax.Schedule,
     *,
     loss: PolicyLoss | None = None,
@@ -277,10 +232,10 @@ def make_learner(
     gradients = _gradients(model, loss, num_groups, temperature)
 
     def apply(state, grads):
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
+        norm = optax.tree.norm(grads)
+        params, opt_state = tx.apply(grads, state.opt_state, state.params, norm)
         metrics = {
-            "grad_norm": optax.tree.norm(grads),
+            "grad_norm": norm,
             "learning_rate": lr_schedule(state.step),
         }
         return State(state.step + 1, params, opt_state), metrics

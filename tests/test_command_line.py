@@ -63,6 +63,7 @@ BESIDE = {
     "reward.steps": ["reward.functions=maths,format", "reward.weights=1,1"],
     "reward.hidden_gap": ["reward.hidden=exact"],
     "objective.reference_every": ["objective.kl_coef=0.1"],
+    "objective.reference_host": ["objective.kl_coef=0.1"],
     "curriculum.retire_after": ["curriculum.retire_at=0.9"],
     "curriculum.reenter_after": ["curriculum.retire_at=0.9"],
     "curriculum.floor": ["curriculum.draw=hard"],

@@ -259,6 +259,7 @@ def test_choices_are_those_of_the_code_that_takes_them():
         "length_coef",
         "length_from",
         "reference_every",
+        "reference_host",
     }
 
 

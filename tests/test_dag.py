@@ -30,6 +30,7 @@ def rounds():
     config.sft.init = "warm@20"
     config.duels.select.keep = "pairs"
     config.rm.data.train = config.dpo.data.train = config.rm.data.held_out = "duels"
+    config.rm.eval.every = 1
     config.soup.merge.models = ("sft", "dpo")
     config.small.distill.teacher = "soup"
     config.small.init = "new"

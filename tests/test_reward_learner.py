@@ -39,7 +39,7 @@ MODEL = ModelSpec(
     attention=(Attention(rope_theta=100.0),),
 )
 T, P, K = 11, 8, 3
-ADAM = {"lr": 0.1, "clip_norm": 0.05, "eps": 1e-2, "weight_decay": 0.3}
+ADAM: dict[str, Any] = {"lr": 0.1, "clip_norm": 0.05, "eps": 1e-2, "weight_decay": 0.3}
 
 
 def judged(rank, margin=(), label=None, index=0):

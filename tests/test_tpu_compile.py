@@ -5,30 +5,18 @@ own: this file is run as a script, which prints what the tests then look at.
 """
 
 import dataclasses
-import functools
-import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax.experimental import topologies
-from jax.sharding import NamedSharding
+from tpu_collectives import collectives, total
+from tpu_programs import PROGRAMS, Setting, from_own_process, lowered, tpu_mesh
 
 from rl_jax import learner as learners
-from rl_jax.kernels import estimate  # pyright: ignore[reportMissingImports]
-from rl_jax.learner import Batch, Outcome, State, make_learner
-from rl_jax.mesh import make_mesh, spec
-from rl_jax.models import decoder
-from rl_jax.models.params import abstract_params, num_params
+from rl_jax.models.params import num_params
 from rl_jax.models.spec import ModelSpec
-from rl_jax.objectives.policy import PRESETS
-from rl_jax.rollout import programs
 from rl_jax.rollout.programs import EngineSpec
 
 TOPOLOGY, MESH = "v5e:2x4", (1, 4, 2)
@@ -54,14 +42,15 @@ ENGINE = EngineSpec(
     stop_ids=(1, 2),
 )
 ROWS, ROW_TOKENS = 12, 128  # sizes that tell logits from any other array
-NUM_SAMPLES, NUM_GROUPS = 32, 8
-PROGRAMS = (
-    "policy_gradient",
-    "supervised_gradient",
-    "apply_gradient",
-    "score",
-    "admit",
-    "decode",
+SETTING = Setting(
+    topology=TOPOLOGY,
+    mesh=MESH,
+    model=MODEL,
+    engine=ENGINE,
+    rows=ROWS,
+    row_tokens=ROW_TOKENS,
+    num_samples=32,
+    num_groups=8,
 )
 
 
@@ -71,7 +60,7 @@ class Program:
 
     Attributes:
         alias_bytes: arguments whose memory the results take over.
-        collectives: how many of each kind the program has.
+        collectives: bytes by "kind axes", of what it does once.
         kernels: names of the Mosaic calls in it.
         logits: arrays of a device's tokens by its part of the vocabulary.
     """
@@ -86,101 +75,14 @@ class Program:
 
 def compile_all() -> dict[str, Program]:
     """Compiles every program of PROGRAMS for TOPOLOGY, from shapes alone."""
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY)
-    mesh = make_mesh(*MESH, devices=topology.devices)
-
-    def like(shape, dtype, partition) -> Any:
-        return jax.ShapeDtypeStruct(
-            shape, dtype, sharding=NamedSharding(mesh, partition)
-        )
-
-    def placed(x) -> Any:
-        partition = jax.P() if x.sharding is None else x.sharding.spec
-        return like(x.shape, x.dtype, partition)
-
-    tx, schedule = learners.optimiser(
-        MODEL,
-        lr=1e-3,
-        schedule="cosine",
-        warmup_steps=2,
-        total_steps=9,
-        final_lr_fraction=0.1,
-        weight_decay=0.1,
-        b1=0.9,
-        b2=0.95,
-        eps=1e-8,
-        clip_norm=1.0,
-    )
-    learner = make_learner(
-        MODEL, tx, schedule, loss=PRESETS["grpo"], num_groups=NUM_GROUPS
-    )
+    mesh = tpu_mesh(SETTING)
     with jax.set_mesh(mesh):
-        params = abstract_params(MODEL, mesh)
-        grads = jax.tree.map(placed, jax.eval_shape(learner.zero_gradient, params))
-        opt_state = jax.tree.map(placed, jax.eval_shape(tx.init, params))
-        state = State(like((), jnp.int32, jax.P()), params, opt_state)
-        kinds = {"mask_BT": jnp.bool_} | dict.fromkeys(
-            ("sampler_logp_BT", "old_logp_BT"), jnp.float32
-        )
-        rows = functools.partial(
-            like, (ROWS, ROW_TOKENS), partition=spec("batch", "time")
-        )
-        batch = Batch(
-            **{
-                f.name: rows(dtype=kinds.get(f.name, jnp.int32))
-                for f in dataclasses.fields(Batch)
-                if f.name not in ("ref_logp_BT", "adv_BT")
-            }
-        )
-        samples = functools.partial(like, (NUM_SAMPLES,), partition=jax.P())
-        outcome = Outcome(
-            reward_N=samples(jnp.float32),
-            group_N=samples(jnp.int32),
-            valid_N=samples(jnp.bool_),
-            weight_N=samples(jnp.float32),
-        )
-        cache = decoder.empty_cache(
-            MODEL, ENGINE.num_slots, ENGINE.cache_length, make=like
-        )
-        slots = jax.tree.map(
-            lambda x: like(x.shape, x.dtype, programs.slot_spec(x)),
-            programs.slot_shapes(ENGINE),
-        )
-        W, P, T = ENGINE.num_slots, ENGINE.prefill_rows, ENGINE.max_prompt_tokens
-        donated = ("cache", "slots")
-        admit = jax.jit(
-            functools.partial(programs.admit, model=MODEL, seed=0),
-            donate_argnames=donated,
-        )
-        decode = jax.jit(
-            functools.partial(programs.decode, model=MODEL, engine=ENGINE),
-            donate_argnames=donated,
-        )
-        prompts = (
-            like((W, 3), jnp.uint32, spec("batch", "time")),
-            like((W,), jnp.int32, spec("batch")),
-            like((P, T), jnp.int32, spec("batch", "time")),
-            like((P,), jnp.int32, spec("batch")),
-        )
-        lowered = {
-            "policy_gradient": learner.policy_gradient.lower(
-                params, grads, batch, outcome, 99
-            ),
-            "supervised_gradient": learner.supervised_gradient.lower(
-                params, grads, batch, outcome.weight_N, 99
-            ),
-            "apply_gradient": learner.apply_gradient.lower(state, grads),
-            "score": learner.score.lower(params, batch),
-            "admit": admit.lower(params, cache, slots, slots, *prompts),
-            "decode": decode.lower(params, cache, slots),
-        }
-        assert tuple(lowered) == PROGRAMS
+        found = lowered(SETTING, mesh)
         # What the tests below look for is found where it is: in the plain form.
         os.environ["RL_JAX_KERNELS"] = "plain"
         learners._gradients.cache_clear()  # traced with the kernels
-        learner = make_learner(MODEL, tx, schedule, loss=PRESETS["grpo"], num_groups=8)
-        lowered["plain score"] = learner.score.lower(params, batch)
-        return {name: _measured(x.compile()) for name, x in lowered.items()}
+        found["plain score"] = lowered(SETTING, mesh, ("score",))["score"]
+        return {name: _measured(x.compile()) for name, x in found.items()}
 
 
 _TOKENS, _WORDS = ROWS // MESH[1] * ROW_TOKENS, MODEL.vocab_size // MESH[2]
@@ -191,14 +93,12 @@ _KERNEL = re.compile(r"%?(\w+?)[.\d]* = .*custom_call_target=\"tpu_custom_call\"
 
 def _measured(compiled) -> Program:
     memory = compiled.memory_analysis()
-    kinds = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
     text = compiled.as_text()
     return Program(
         argument_bytes=memory.argument_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
-        # An asynchronous one is two instructions, of which one starts it.
-        collectives={k: len(re.findall(rf" {k}(?:-start)?\(", text)) for k in kinds},
+        collectives=total(collectives(text, {"fsdp": MESH[1], "tensor": MESH[2]})),
         kernels=sorted(set(_KERNEL.findall(text))),
         logits=sorted(set(_LOGITS.findall(text))),
     )
@@ -206,15 +106,7 @@ def _measured(compiled) -> Program:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Program]:
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu, the TPU compiler, is not installed: pip install libtpu")
-    env = os.environ | estimate.environment()
-    done = subprocess.run(
-        [sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {name: Program(**fields) for name, fields in found.items()}
+    return {k: Program(**v) for k, v in from_own_process(__file__).items()}
 
 
 # Bytes on one device. Norm scales are whole everywhere, hence the slack of a tenth.
@@ -286,24 +178,99 @@ def test_no_program_holds_logits(compiled):
         assert not compiled[name].logits, name
 
 
-def test_gradients_gather_weights_and_reduce_what_comes_back(compiled):
+# Bytes of the layers' matrices in compute dtype, whole along the width.
+LAYERS = (num_params(MODEL) - MODEL.vocab_size * MODEL.width) * 2 / MESH[2]
+
+
+def test_gradients_gather_weights_and_scatter_what_comes_back(compiled):
     for name in ("policy_gradient", "supervised_gradient"):
         found = compiled[name].collectives
-        assert found["all-gather"] > 0
-        assert found["all-reduce"] + found["reduce-scatter"] > 0
+        # Forward, and again backward; then the table, as embedding and as head.
+        assert found["all-gather fsdp"] >= 2 * 0.98 * LAYERS
+        # Small ones are summed whole, here keys' and values': a sixth.
+        assert 0.8 * LAYERS <= found["reduce-scatter fsdp"] <= 1.1 * LAYERS
+        tables = MODEL.vocab_size * MODEL.width * (2 + 4) / MESH[2]
+        assert found["all-reduce fsdp"] <= 1.1 * (tables + LAYERS / 6)
 
 
 def test_the_optimiser_only_sums_a_norm(compiled):
     found = compiled["apply_gradient"].collectives
-    assert found["all-reduce"] > 0
-    assert found["all-gather"] == found["all-to-all"] == 0
+    assert found and all(kind.startswith("all-reduce") for kind in found)
+    assert sum(found.values()) < 1024
 
 
 def test_sampling_gathers_weights_and_sums_over_heads(compiled):
     for name in ("admit", "decode", "score"):
         found = compiled[name].collectives
-        assert found["all-gather"] > 0
-        assert found["all-reduce"] + found["reduce-scatter"] > 0
+        assert found["all-gather fsdp"] >= 0.98 * LAYERS
+        assert found["all-reduce tensor"] > 0
+        assert "reduce-scatter fsdp" not in found
+
+
+def test_a_dispatch_gathers_each_weight_once_however_many_tokens_it_draws(compiled):
+    tables = MODEL.vocab_size * MODEL.width * (2 + 4) / MESH[2]
+    assert compiled["decode"].collectives["all-gather fsdp"] < 1.1 * (LAYERS + tables)
+
+
+EXCERPT = """\
+%all-reduce-scatter.1 (input: bf16[8,16]) -> bf16[8,4] {
+  %all-reduce.1 = bf16[8,16]{1,0} all-reduce(%input), \
+replica_groups={{0,2,4,6},{1,3,5,7}}
+  ROOT %dynamic-slice.1 = bf16[8,4]{1,0} dynamic-slice(%all-reduce.1, %zero, %at)
+}
+
+%started (a: f32[2,4]) -> f32[8,4] {
+  ROOT %all-gather.1 = f32[8,4]{1,0} all-gather(%a), \
+replica_groups=[2,4]<=[4,2]T(1,0), frontend_attributes={chain_id="0"}
+}
+
+%done (a: f32[2,4]) -> f32[8,4] {
+  ROOT %all-gather.2 = f32[8,4]{1,0} all-gather(%a), \
+replica_groups=[2,4]<=[4,2]T(1,0), frontend_attributes={chain_id="0"}
+}
+
+%until (p: (s32[])) -> pred[] {
+  %bound = s32[]{:T(128)} constant(3)
+  ROOT %less = pred[] compare(%i, %bound), direction=LT
+}
+
+%body (p: (s32[])) -> (s32[]) {
+  %fusion.1 = bf16[8,4]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %async-collective-start = (f32[2,4], f32[8,4]) fusion(%y), calls=%started
+  %async-collective-done = f32[8,4] fusion(%z), calls=%done
+}
+
+ENTRY %main (x: f32[8]) -> f32[] {
+  %while.1 = (s32[]) while(%start), condition=%until, body=%body
+  %sum = (f32[2]{0}, f32[]) all-reduce(%a, %b), replica_groups=mesh['axis_0'=4,\
+'axis_1'=2,'axis_2'=1] {'axis_1','axis_2'}, to_apply=%add
+  %all = f32[] all-reduce(%c), replica_groups=mesh['axis_0'=2,'axis_1'=4], \
+device_ids=([4,2]T(1,0)) {'axis_0','axis_1'}, to_apply=%add
+  %part = f32[2]{0} reduce-scatter(%d), replica_groups=[4,2]<=[8], dimensions={0}
+  %send = (bf16[5]{0}, u32[], token[]) send(%e), is_host_transfer=true, \
+frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv = (bf16[5]{0}, u32[], token[]) recv(%f), is_host_transfer=true, \
+frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+}
+"""
+
+
+def test_collectives_are_read_in_all_the_ways_in_which_they_are_written():
+    found = collectives(EXCERPT, {"fsdp": 4, "tensor": 2}, "replica")
+    assert total(found) == {
+        "reduce-scatter fsdp": 3 * 8 * 16 * 2,
+        "all-gather fsdp": 3 * 8 * 4 * 4,
+        "all-reduce tensor": (2 + 1) * 4,
+        "all-reduce fsdp+tensor": 4,
+        "reduce-scatter tensor": 2 * 2 * 4,
+        "all-reduce replica": 5 * 2,
+    }
+
+
+def test_groups_written_in_an_unknown_way_are_an_error():
+    text = EXCERPT.replace("[4,2]<=[8]", "unheard-of")
+    with pytest.raises(ValueError, match="unheard-of"):
+        collectives(text, {"fsdp": 4, "tensor": 2})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Legend: B rows, T positions, D width, H/K query and key/value heads, C channels 
 head, F feed-forward width, V vocabulary, W decode slots, S cache positions.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -65,6 +66,15 @@ def gather_head(params: Params, model: ModelSpec) -> jax.Array:
     """The output head [V, D] in its compute dtype, whole along D."""
     head_VD = params.embed_VD if params.head_VD is None else params.head_VD
     return _gather(head_VD, ("vocab", "embed"), model.head_dtype)
+
+
+def gather_embedding(params: Params, model: ModelSpec) -> Params:
+    """Params whose embedding is in compute dtype and whole along D, for many `embed`s.
+
+    A tied head is then whole as well, and rounded: take `gather_head` first.
+    """
+    table_VD = _gather(params.embed_VD, ("vocab", "embed"), model.compute_dtype)
+    return dataclasses.replace(params, embed_VD=table_VD)
 
 
 def _gather(w, axes, dtype):
@@ -277,6 +287,7 @@ def decode_step(
     """Float32 logits of the token that follows `token_W`, and the cache with it.
 
     Args:
+        params: best after `gather_embedding`, else every step gathers the table.
         layers, head_VD: `unrolled(params)` and `gather_head(params)`, made once a
             dispatch.
         cache: positions before `position_W` hold the sample so far.

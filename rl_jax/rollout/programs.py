@@ -186,6 +186,7 @@ def decode(
     """Draws up to `decode_steps` tokens in every active slot."""
     layers = decoder.unrolled(params, model)
     head_VD = decoder.gather_head(params, model)
+    params = decoder.gather_embedding(params, model)
     rows = spec("batch", "time")
     shape = (engine.num_slots, engine.decode_steps)
     stop_ids = jnp.asarray(engine.stop_ids, jnp.int32)

@@ -148,7 +148,9 @@ def _check_something_counts(stage: StageConfig) -> None:
 
 def _check_reference(stage: StageConfig) -> None:
     objective, key = stage.objective, f"{stage.prefix}objective."
-    if not objective.reference_every:
+    given = {"reference_every": 0, "reference_host": False}
+    given = {k: v for k, v in given.items() if getattr(objective, k) != v}
+    if not given:
         return
     kl_coef = objective.kl_coef
     if kl_coef is None:
@@ -157,11 +159,12 @@ def _check_reference(stage: StageConfig) -> None:
             return  # policy_config says so
         kl_coef = named[objective.name].kl_coef
     if not kl_coef:
+        name, default = next(iter(given.items()))
         raise fault(
-            f"config.{key}reference_every is {objective.reference_every}, but the "
+            f"config.{key}{name} is {getattr(objective, name)}, but the "
             "weight of the KL is 0: there is no reference",
             (f"{key}kl_coef", 0.001),
-            (f"{key}reference_every", 0),
+            (f"{key}{name}", default),
         )
 
 

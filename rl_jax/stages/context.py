@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from rl_jax import config as configs
-from rl_jax import processes
+from rl_jax import placement, processes
 from rl_jax.data import tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
@@ -112,6 +112,7 @@ def build(run: configs.Run, workdir: pathlib.Path, stop: StopFlag) -> Context:
     # Everything that can be wrong is found before the first file is written.
     model = _sizes(run)
     check_layout(run, model, mesh)
+    check_host_memory(run, mesh)
     if is_lead():
         workdir.mkdir(parents=True, exist_ok=True)
     text = _tokenizer(run, workdir)
@@ -175,6 +176,18 @@ def check_layout(run: configs.Run, model: ModelSpec, mesh: Mesh) -> None:
             key = f"config.{stage.prefix}{name}"
             sizes[key] = ("batch", size, f"--{key}=...")
     check_divides(mesh, sizes)
+
+
+def check_host_memory(run: configs.Run, mesh: Mesh) -> None:
+    """Raises ConfigError if arrays are to stay on hosts that have no memory for it."""
+    for stage in run.stages:
+        for key, wanted in {
+            "optim.host": stage.optim.host,
+            "objective.reference_host": stage.objective.reference_host,
+            "distill.teacher_host": stage.distill.teacher_host,
+        }.items():
+            if wanted:
+                placement.check(mesh, stage.prefix + key)
 
 
 def first_params(context: Context) -> Params:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax import placement
 from rl_jax.data.packing import fill
 from rl_jax.data.pipeline import Reader
 from rl_jax.distill_learner import Soft, make_distiller
@@ -84,7 +85,7 @@ def _run_soft(
         Reader(pieces, session.position.get("next_row", 0)) as reader,
     ):
         state, position = session.state, session.position
-        teacher_params = found.read()
+        teacher_params = teacher.placed(stage, found.read())
         for step in range(session.start, stage.steps + 1):
             session.begin(step, state, position)
             if session.evaluation_due(step):
@@ -111,13 +112,15 @@ def _run_soft(
             weight_N = np.full(1, 1.0 / max(counted, 1), np.float32)
             grads = distiller.zero_gradient(state.params)
             parts = []
+            near: Params | None = placement.to_device(teacher_params)
             rows_a_pass = stage.batch.micro_rows
             for i in range(0, stage.batch.rows_per_step, rows_a_pass):
                 batch = to_device(packed.rows(i, i + rows_a_pass), context.mesh)
                 grads, metrics = distiller.soft_gradient(
-                    state.params, grads, teacher_params, batch, weight_N, counted
+                    state.params, grads, near, batch, weight_N, counted
                 )
                 parts.append(metrics)
+            near = None  # of no use to the optimiser, nor to an evaluation's replies
             state, metrics = distiller.apply_gradient(state, grads)
             seen = int((packed.segment_BT > 0).sum())
             position = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rl_jax import config as configs
+from rl_jax import placement
 from rl_jax.data.packing import pack
 from rl_jax.distill_learner import Distiller
 from rl_jax.learner import to_device
@@ -98,9 +99,10 @@ def mean_kl(
     """Mean over the samples' own tokens of KL(student || teacher), nats."""
     rows, pieces = stage.batch.micro_rows, [piece(s, 0, 0) for s in samples]
     packed = pack(pieces, stage.batch.row_tokens, rows)
+    near = placement.to_device(teacher_params)
     totals = [
         distiller.total_kl(
-            params, teacher_params, to_device(packed.rows(i, i + rows), context.mesh)
+            params, near, to_device(packed.rows(i, i + rows), context.mesh)
         )
         for i in range(0, len(packed.token_BT), rows)
     ]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from rl_jax import config as configs
+from rl_jax import placement
 from rl_jax.data.packing import pack
 from rl_jax.data.pipeline import Reader
 from rl_jax.data.tokenizer import Tokenizer
@@ -29,7 +30,7 @@ from rl_jax.rewards.pool import RewardPool
 from rl_jax.rewards.score import Score, Verdict
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.sample import Request, Sample
-from rl_jax.stages import distill_eval, inputs, reporting, run_state
+from rl_jax.stages import distill_eval, inputs, reporting, run_state, teacher
 from rl_jax.stages.agreement import check_agreement
 from rl_jax.stages.context import Context
 from rl_jax.stages.distill_eval import draw
@@ -79,7 +80,7 @@ def run(
     ):
         check_rows(pool, stage, [*(prompts if spec.outcome else ()), *held_out])
         state, position = session.state, session.position
-        teacher_params = found.read()
+        teacher_params = teacher.placed(stage, found.read())
         for step in range(session.start, stage.steps + 1):
             session.begin(step, state, position)
             if session.evaluation_due(step):
@@ -238,9 +239,11 @@ def update(
 ) -> tuple[State, dict[str, float]]:
     """Takes the optimiser steps of a plan; metrics are means over them."""
     rows = stage.batch.micro_rows
+    # Only until the batches are scored: gradients then take its room.
+    near: Params | None = placement.to_device(teacher_params)
 
     def scored(batch: Batch) -> Batch:
-        teacher_logp_BT = distiller.teacher_score(teacher_params, batch)
+        teacher_logp_BT = distiller.teacher_score(near, batch)
         batch = dataclasses.replace(batch, ref_logp_BT=teacher_logp_BT)
         if len(plan.updates) > 1:
             old_logp_BT = distiller.score(state.params, batch)
@@ -252,6 +255,7 @@ def update(
         [scored(batch) for batch in micro_batches(one, rows, context.mesh)]
         for one in plan.updates
     ]
+    near = None
     state, merged = take_steps(
         *(distiller, distiller.on_policy_gradient, state, plan.updates, prepared),
         context.stop.check,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rl_jax import config as configs
-from rl_jax import credit
+from rl_jax import credit, placement
 from rl_jax import learner as learners
 from rl_jax.errors import ConfigError
 from rl_jax.learner import (
@@ -97,7 +97,7 @@ def run(
         if renew_every:
             state, reference = learners.without_reference(state)
         elif loss.kl_coef:
-            reference = base()
+            reference = run_state.placed_reference(stage, base())
         for step in range(session.start, stage.steps + 1):
             session.begin(step, _to_save(state, reference, stage), position)
             if session.evaluation_due(step):
@@ -313,13 +313,15 @@ def update(
     """Takes the optimiser steps of a plan; metrics are means over them."""
     rows = stage.batch.micro_rows
     needs_old = len(plan.updates) > 1 or credit.is_by_token(loss)
+    # Only until the batches are scored: gradients then take its room.
+    near = placement.to_device(reference)
 
     def scored(batch: Batch) -> Batch:
         if needs_old:
             old_logp_BT = learner.score(state.params, batch)
             batch = dataclasses.replace(batch, old_logp_BT=old_logp_BT)
-        if reference is not None:
-            ref_logp_BT = learner.score(reference, batch)
+        if near is not None:
+            ref_logp_BT = learner.score(near, batch)
             batch = dataclasses.replace(batch, ref_logp_BT=ref_logp_BT)
         return batch
 
@@ -328,6 +330,7 @@ def update(
         [scored(batch) for batch in micro_batches(one, rows, context.mesh)]
         for one in plan.updates
     ]
+    near = None
     if credit.is_by_token(loss):
         every = credit.with_advantages(
             [batch for batches in prepared for batch in batches],

@@ -12,13 +12,14 @@ import jax
 import optax
 
 from rl_jax import config as configs
-from rl_jax import learner, processes
+from rl_jax import learner, placement, processes
 from rl_jax.checkpoint import Checkpointer
 from rl_jax.learner import State
 from rl_jax.mesh import is_lead
 from rl_jax.metrics import CompileCounter, Writer, memory_bytes
-from rl_jax.models.params import abstract_params
+from rl_jax.models.params import Params, abstract_params
 from rl_jax.models.spec import ModelSpec
+from rl_jax.optimiser import Optimiser
 from rl_jax.stages.context import Context, Preempted
 
 CHECKPOINTS = "checkpoints"
@@ -27,7 +28,7 @@ _SECS_BETWEEN_LINES = 1.0
 
 def optimiser_of(
     stage: configs.StageConfig, model: ModelSpec, decayed: Any = None
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
+) -> tuple[Optimiser, optax.Schedule]:
     """The optimiser of a stage; its steps are counted in optimiser steps.
 
     Args:
@@ -47,6 +48,7 @@ def optimiser_of(
         eps=optim.eps,
         clip_norm=optim.clip_norm,
         decayed=decayed,
+        host=optim.host,
     )
 
 
@@ -175,7 +177,7 @@ def open_stage(
     context: Context,
     stage: configs.StageConfig,
     base: Callable[[], Any],
-    tx: optax.GradientTransformation,
+    tx: Optimiser,
     abstract: Any = None,
     *,
     reference: bool = False,
@@ -197,12 +199,14 @@ def open_stage(
     checkpointer = Checkpointer(
         folder / CHECKPOINTS, keep=stage.checkpoint.keep, log=writer.log
     )
-    like: Any = abstract_state(context, tx, abstract)
-    like = learner.with_reference(like, like.params) if reference else like
+    like: Any = abstract_state(context, tx, abstract, host=stage.optim.host)
+    if reference:
+        like = learner.with_reference(like, reference_like(stage, like.params))
     found = checkpointer.restore(like)
     if found is None:
         state: Any = learner.init_state(base(), tx)
-        state = learner.with_reference(state, base()) if reference else state
+        if reference:
+            state = learner.with_reference(state, placed_reference(stage, base()))
         begin = (0, state, {})
         writer.resume(-1)
     else:
@@ -224,13 +228,24 @@ def open_stage(
         writer.close()
 
 
+def placed_reference(stage: configs.StageConfig, params: Params) -> Params:
+    """A reference where it stays while it is not used."""
+    return placement.to_host(params) if stage.objective.reference_host else params
+
+
+def reference_like(stage: configs.StageConfig, abstract: Params) -> Params:
+    """Shapes, dtypes and shardings of what `placed_reference` gives."""
+    return placement.on_host(abstract) if stage.objective.reference_host else abstract
+
+
 def abstract_state(
-    context: Context, tx: optax.GradientTransformation, abstract: Any = None
+    context: Context, tx: Optimiser, abstract: Any = None, *, host: bool = False
 ) -> State:
     """Shapes, dtypes and shardings of a state, without making one.
 
     Args:
         abstract: as `open_stage`.
+        host: the optimiser's arrays are in the hosts' memory, as `tx` has them.
     """
     params = abstract or abstract_params(context.model, context.mesh)
 
@@ -240,6 +255,7 @@ def abstract_state(
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     opt_state = jax.tree.map(like, jax.eval_shape(tx.init, params))
+    opt_state = placement.on_host(opt_state) if host else opt_state
     step = like(jax.ShapeDtypeStruct((), "int32"))
     return State(step, params, opt_state)  # pyright: ignore[reportArgumentType]
 

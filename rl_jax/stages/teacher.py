@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 
 from rl_jax import config as configs
-from rl_jax import dag, load
+from rl_jax import dag, load, placement
 from rl_jax.data import tokenizer
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
@@ -58,6 +58,11 @@ def find(context: Context, stage: configs.StageConfig) -> Teacher:
     return Teacher(
         found.name, model, lambda: load.read_params(found, model, context.mesh)
     )
+
+
+def placed(stage: configs.StageConfig, params: Params) -> Params:
+    """A teacher's weights where they stay while they are not used."""
+    return placement.to_host(params) if stage.distill.teacher_host else params
 
 
 def _typed_as(model: ModelSpec, student: ModelSpec) -> ModelSpec:

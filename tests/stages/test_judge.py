@@ -28,7 +28,7 @@ KEY = "rl.reward.model"
 def trained(tmp_path_factory):
     """(context, last weights) of a reward model that took two steps."""
     folder = tmp_path_factory.mktemp("judge")
-    changes: dict[str, Any] = {"steps": 2, "eval__every": 0, "checkpoint__every": 1}
+    changes: dict[str, Any] = {"steps": 2, "eval__every": 2, "checkpoint__every": 1}
     rows = (toy_pairs(32, 0), toy_pairs(4, 1))
     with tiny_rewards.built(folder, *rows, **changes) as context:
         yield context, tiny_rewards.train(context)

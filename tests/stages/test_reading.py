@@ -231,11 +231,11 @@ def test_every_kind_reads_rows_of_its_own_form(kind, tmp_path):
 def test_what_is_held_out_is_read_where_it_is_measured(kind, tmp_path):
     good = write(tmp_path / "good.jsonl", [FITTING[kind]])
     bad = write(tmp_path / "bad.jsonl", [{"neither": 1}])
-    named = {"data__train": good, "data__held_out": bad}
-    if kind in ("pretrain", "sft"):
-        reading.check_data(of_kind(kind, **named))
+    named = {"data__train": good, "data__held_out": bad, "eval__every": 1}
     with pytest.raises(ConfigError, match="bad.jsonl, row 1"):
-        reading.check_data(of_kind(kind, **named, eval__every=1))
+        reading.check_data(of_kind(kind, **named))
+    with pytest.raises(ConfigError, match="it would never be measured"):
+        of_kind(kind, **named | {"eval__every": 0})
 
 
 def test_what_an_earlier_stage_will_write_is_not_looked_for(tmp_path):
