@@ -1,6 +1,10 @@
 """Meshes and the table from logical axes to mesh axes."""
 
+import re
+import types
+
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 
@@ -10,6 +14,7 @@ from rl_jax.mesh import (
     MESH_AXES,
     RULES,
     TENSOR_AXIS,
+    _placed,
     check_divides,
     is_lead,
     make_mesh,
@@ -46,6 +51,62 @@ def test_sizes_that_do_not_make_up_the_devices_are_refused(sizes):
     assert "this process group has 8" in message
     assert "--config.mesh.fsdp=-1" in message
     assert message.count("\n") < 3
+
+
+def chips(num_slices=1):
+    """Stand-ins for slices of 4 x 4 chips, in the order of hosts of 2 x 2."""
+    places = [
+        (2 * host_x + x, 2 * host_y + y)
+        for host_y in range(2)
+        for host_x in range(2)
+        for y in range(2)
+        for x in range(2)
+    ]
+    one = [
+        types.SimpleNamespace(
+            platform="tpu",
+            device_kind="TPU v5 lite",
+            slice_index=index,
+            coords=(*place, 0),
+            core_on_chip=0,
+        )
+        for index in range(num_slices)
+        for place in places
+    ]
+    return np.array(one, object)
+
+
+def longest_step(row):
+    """Most links between one of a ring of chips and the next."""
+    places = np.array([chip.coords for chip in row])
+    return np.abs(places - np.roll(places, 1, axis=0)).sum(1).max()
+
+
+def test_chips_of_an_axis_are_near_each_other():
+    plain = chips()
+    assert longest_step(plain) > 1
+    assert longest_step(_placed(plain, (1, 16, 1)).ravel()) == 1
+    for axis in (1, 2):
+        rows = np.moveaxis(_placed(plain, (1, 4, 4)), axis, -1).reshape(4, 4)
+        # A line of four: the last is three links from the first.
+        assert [longest_step(row) for row in rows] == [3] * 4
+
+
+@pytest.mark.parametrize("replica", [2, 4])
+def test_slices_are_apart_along_replica(replica):
+    placed = _placed(chips(2), (replica, 4, 8 // replica))
+    found = [{chip.slice_index for chip in part.ravel()} for part in placed]
+    assert found == [{0}] * (replica // 2) + [{1}] * (replica // 2)
+
+
+@pytest.mark.parametrize(
+    ("num_slices", "sizes"), [(2, (1, 32, 1)), (1, (1, 1, 16)), (1, (1, 8, 2))]
+)
+def test_any_sizes_give_a_mesh_of_all_chips(num_slices, sizes):
+    given = chips(num_slices)
+    placed = _placed(given, sizes)
+    assert placed.shape == sizes
+    assert {id(x) for x in placed.ravel()} == {id(x) for x in given}
 
 
 def test_spec_looks_logical_axes_up_in_order():
@@ -86,16 +147,40 @@ def test_sizes_that_divide_pass():
 @pytest.mark.parametrize(
     ("logical", "size", "parts"), [("batch", 6, 4), ("heads", 3, 2), ("embed", 5, 2)]
 )
-def test_a_size_that_does_not_divide_names_itself_and_the_way_out(logical, size, parts):
+def test_a_size_that_does_not_divide_names_the_axes_and_the_next_that_would(
+    logical, size, parts
+):
     with pytest.raises(ConfigError) as error:
-        check_divides(
-            make_mesh(2, 2, 2), {"the_size": (logical, size, "--config.this=4")}
-        )
+        check_divides(make_mesh(2, 2, 2), {"the_size": (logical, size, "the.key")})
     message = str(error.value)
-    assert f"the_size={size}" in message
-    assert f"multiple of {parts}" in message
-    assert "--config.this=4" in message
+    axes = RULES[logical]
+    assert (axes if isinstance(axes, str) else " x ".join(axes or ())) in message
+    assert f"the_size={size} does not divide by {parts}" in message
+    assert f"`--config.the.key={-(-size // parts) * parts}`" in message
     assert message.count("\n") < 3
+
+
+@pytest.mark.parametrize(
+    ("logical", "size", "mesh", "words"),
+    [
+        ("kv_heads", 6, (1, 2, 4), ["tensor=2`", "fsdp=-1`", "tensor, 1, 2, 3, 6"]),
+        ("embed", 12, (1, 8, 1), ["fsdp=4`", "replica=2`", "fsdp, 1, 2, 3, 4, 6, 12"]),
+    ],
+)
+def test_what_a_model_is_made_of_is_told_with_a_mesh_that_fits(
+    logical, size, mesh, words
+):
+    with pytest.raises(ConfigError) as error:
+        check_divides(make_mesh(*mesh), {"it": (logical, size, "")}, key="rl.rollout")
+    message = str(error.value)
+    for word in words:
+        assert word in message
+    assert "--config.rl.rollout." in message and message.count("\n") < 3
+    # What it says to write does fit.
+    found = re.findall(r"--config\.rl\.rollout\.(\w+)=(-?\d+)", message)
+    sizes = dict(zip(MESH_AXES, mesh, strict=True))
+    sizes |= {axis: int(size) for axis, size in found}
+    check_divides(make_mesh(**sizes), {"it": (logical, size, "")})
 
 
 def test_a_single_process_leads():

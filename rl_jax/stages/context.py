@@ -157,25 +157,45 @@ def _tokenizer(run: configs.Run, workdir: pathlib.Path) -> Tokenizer:
 
 
 def check_layout(run: configs.Run, model: ModelSpec, mesh: Mesh) -> None:
-    """Raises ConfigError for sizes that do not divide over the mesh."""
-    tensor = "--config.mesh.tensor=1"
-    sizes = {
-        "num_heads": ("heads", model.num_heads, tensor),
-        "num_kv_heads": ("kv_heads", model.num_kv_heads, tensor),
-        "ffn_width": ("ffn", model.ffn_width, tensor),
-        "vocab_size": ("vocab", model.vocab_size, tensor),
-        "width": ("embed", model.width, "--config.mesh.fsdp=1"),
-    }
+    """Raises ConfigError for sizes that do not divide over the meshes of a run."""
+    check_model(model, mesh)
     for stage in run.stages:
-        rollout, batch = stage.rollout, stage.batch
-        for name, size in {
-            "rollout.slots": rollout.slots,
-            "rollout.prefill_rows": rollout.prefill_rows,
-            "batch.micro_rows": batch.micro_rows,
-        }.items():
-            key = f"config.{stage.prefix}{name}"
-            sizes[key] = ("batch", size, f"--{key}=...")
-    check_divides(mesh, sizes)
+        key, rollout = stage.prefix, stage.rollout
+        sampler = sampler_mesh(stage, mesh)
+        if rollout.mesh:
+            check_model(model, sampler, key=f"{key}rollout")
+        for name, size, where in (
+            ("rollout.slots", rollout.slots, sampler),
+            ("rollout.prefill_rows", rollout.prefill_rows, sampler),
+            ("batch.micro_rows", stage.batch.micro_rows, mesh),
+        ):
+            name = key + name
+            check_divides(where, {f"config.{name}": ("batch", size, name)})
+
+
+def check_model(model: ModelSpec, mesh: Mesh, *, key: str = "mesh") -> None:
+    """Raises ConfigError for sizes of a model that do not divide over a mesh.
+
+    Args:
+        key: of the config that says what mesh it is.
+    """
+    sizes = {
+        "num_heads": ("heads", model.num_heads, ""),
+        "num_kv_heads": ("kv_heads", model.num_kv_heads, ""),
+        "ffn_width": ("ffn", model.ffn_width, ""),
+        "vocab_size": ("vocab", model.vocab_size, ""),
+        "width": ("embed", model.width, ""),
+    }
+    check_divides(mesh, sizes, key=key)
+
+
+def sampler_mesh(stage: configs.StageConfig, mesh: Mesh) -> Mesh:
+    """The mesh to sample on: the trainer's, or another of the same devices."""
+    if not stage.rollout.mesh:
+        return mesh
+    key = f"config.{stage.prefix}rollout"
+    # In the trainer's order, so that a device keeps what it has at the hand-over.
+    return make_mesh(*stage.rollout.mesh, devices=mesh.devices, key=key, ordered=True)
 
 
 def check_host_memory(run: configs.Run, mesh: Mesh) -> None:

@@ -14,7 +14,6 @@ from rl_jax import processes
 from rl_jax.data.rows import Row
 from rl_jax.data.tokenizer import Tokenizer
 from rl_jax.errors import ConfigError
-from rl_jax.mesh import make_mesh
 from rl_jax.models.params import Params
 from rl_jax.models.spec import ModelSpec
 from rl_jax.rewards import registry, routing
@@ -24,6 +23,7 @@ from rl_jax.rewards.score import Score, from_json
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
 from rl_jax.rollout.sample import Request, Sample
+from rl_jax.stages.context import sampler_mesh
 from rl_jax.stages.inputs import Prompt
 
 
@@ -89,14 +89,6 @@ def make_engine(
         top_p=rollout.top_p,
     )
     return Engine(model, spec, sampler_mesh(stage, mesh), seed=seed)
-
-
-def sampler_mesh(stage: configs.StageConfig, mesh: Mesh) -> Mesh:
-    """The mesh to sample on: the trainer's, or another of the same devices."""
-    if not stage.rollout.mesh:
-        return mesh
-    key = f"config.{stage.prefix}rollout"
-    return make_mesh(*stage.rollout.mesh, devices=mesh.devices, key=key)
 
 
 def make_pool(stage: configs.StageConfig) -> RewardPool:

@@ -52,7 +52,7 @@ def find(context: Context, stage: configs.StageConfig) -> Teacher:
         check_same_ids(tokenizer.load(found.files), context.tokenizer)
         model = _typed_as(found.model, context.model)
         check_rows(model, context, whole=stage.distill.form == "soft")
-        contexts.check_layout(context.run, model, context.mesh)
+        contexts.check_model(model, context.mesh)
     except ConfigError as error:
         raise ConfigError(f"config.{key}={name!r}: {error}") from error
     return Teacher(

@@ -61,6 +61,18 @@ def test_heads_that_do_not_divide_over_the_tensor_axis_are_told(tmp_path):
     changes = {"model__path": source, "mesh__tensor": 2, "mesh__fsdp": 4}
     message = faults(tmp_path / "run", **EIGHT, **changes)
     assert "num_kv_heads=1" in message and "--config.mesh.tensor=1" in message
+    # Nor of the meshes that are samplers' own.
+    changes = {"model__path": source, "mesh__replica": 2, "rl__rollout__tensor": 2}
+    message = faults(tmp_path / "run", **EIGHT, **changes)
+    assert "num_kv_heads=1" in message and "--config.rl.rollout.tensor=1" in message
+
+
+def test_slots_are_laid_on_the_mesh_of_the_sampler(tmp_path):
+    few = {"rl__rollout__slots": 4, "rl__rollout__prefill_rows": 4}
+    few = EIGHT | few | {"model__num_kv_heads": 2}
+    assert "config.rl.rollout.slots=4" in faults(tmp_path / "run", **few)
+    few["rl__rollout__tensor"] = 2
+    contexts.build(tiny.run_config(**few), tmp_path / "run", StopFlag())
 
 
 def test_a_mesh_of_another_number_of_devices_is_told(tmp_path):
