@@ -63,7 +63,10 @@ SETTINGS = {
         ONE_SLICE, mesh=(2, FSDP, TENSOR), rows=16, num_slices=2
     ),
 }
-PROGRAMS = ("policy_gradient", "apply_gradient", "score", "admit", "decode")
+PROGRAMS = (
+    *("policy_gradient", "apply_gradient", "apply_host"),
+    *("score", "admit", "decode"),
+)
 
 GIB = 2**30
 USABLE = 15.75 * GIB  # of a v5e's 16 GiB, what libtpu gives to programs
@@ -168,6 +171,7 @@ def test_all_that_is_held_at_once_fits_the_memory_of_a_chip(compiled, setting):
     beside = {
         "policy_gradient": 2 * state + cache,  # the optimiser's moments
         "apply_gradient": cache,
+        "apply_host": cache,
         "score": 2 * state + cache,
         "admit": 2 * state,
         "decode": 2 * state,
@@ -182,6 +186,7 @@ def test_a_device_holds_its_share(compiled, setting):
     for name, held in {
         "policy_gradient": 2 * state,
         "apply_gradient": 4 * state,
+        "apply_host": 2 * state,
         "score": state,
         "admit": state + cache - HEAD_BYTES / FSDP,  # draws nothing, reads no head
         "decode": state + cache,
@@ -229,7 +234,19 @@ def test_the_cache_is_never_gathered(compiled, setting):
 
 def test_nothing_passes_through_the_host(compiled):
     for name, program in compiled.items():
-        assert not program.host, (name, program.host[:3])
+        if name != "apply_host":
+            assert not program.host, (name, program.host[:3])
+
+
+def test_moments_on_the_hosts_leave_the_chip_but_for_a_layer(compiled):
+    here, there = compiled["apply_gradient"], compiled["apply_host"]
+    share = 2 * 4 / (FSDP * TENSOR)  # bytes on a chip of both moments of a weight
+    tables, layers = 2 * TABLE, WEIGHTS - 2 * TABLE
+    # The tables are no layer's; layers come, are worked on and go.
+    left = (tables + 4 * layers / MODEL.num_layers) * share
+    assert there.host
+    assert there.peak_bytes <= here.peak_bytes - WEIGHTS * share + left
+    assert there.collectives.keys() == here.collectives.keys()
 
 
 def test_layers_are_gathered_and_their_gradients_scattered(compiled):
@@ -266,9 +283,10 @@ def test_a_dispatch_gathers_each_weight_once_however_many_tokens_it_draws(compil
 
 
 def test_the_optimiser_sums_no_array(compiled):
-    found = compiled["apply_gradient"].collectives
-    assert found and all(kind.startswith("all-reduce") for kind in found)
-    assert sum(found.values()) < 1024
+    for name in ("apply_gradient", "apply_host"):
+        found = compiled[name].collectives
+        assert found and all(kind.startswith("all-reduce") for kind in found)
+        assert sum(found.values()) < 1024
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 
 from rl_jax import learner as learners
+from rl_jax import placement
 from rl_jax.kernels import estimate  # pyright: ignore[reportMissingImports]
 from rl_jax.learner import Batch, Learner, Outcome, State, make_learner
 from rl_jax.mesh import make_mesh, spec
@@ -86,8 +87,12 @@ def tpu_mesh(setting: Setting) -> Mesh:
     return make_mesh(*setting.mesh, devices=topology.devices)
 
 
-def new_learner(setting: Setting) -> tuple[Learner, Any]:
-    """(programs of a stage of GRPO, its optimiser)."""
+def new_learner(setting: Setting, *, host: bool = False) -> tuple[Learner, Any]:
+    """(programs of a stage of GRPO, its optimiser).
+
+    Args:
+        host: the optimiser's moments stay on the hosts.
+    """
     tx, schedule = learners.optimiser(
         setting.model,
         lr=1e-3,
@@ -100,6 +105,7 @@ def new_learner(setting: Setting) -> tuple[Learner, Any]:
         b2=0.95,
         eps=1e-8,
         clip_norm=1.0,
+        host=host,
     )
     loss, groups = PRESETS["grpo"], setting.num_groups
     return make_learner(setting.model, tx, schedule, loss=loss, num_groups=groups), tx
@@ -109,6 +115,8 @@ def lowered(
     setting: Setting, mesh: Mesh, names: tuple[str, ...] = PROGRAMS
 ) -> dict[str, Any]:
     """The programs of these names, from shapes alone: `jax.stages.Lowered` each.
+
+    Those of PROGRAMS, and "apply_host": "apply_gradient" with the moments on the hosts.
 
     Called under `jax.set_mesh(mesh)`.
     """
@@ -128,6 +136,8 @@ def lowered(
     grads = jax.tree.map(placed, jax.eval_shape(learner.zero_gradient, params))
     opt_state = jax.tree.map(placed, jax.eval_shape(tx.init, params))
     state = State(like((), jnp.int32, jax.P()), params, opt_state)
+    apart = dataclasses.replace(state, opt_state=placement.on_host(opt_state))
+    apply_host = new_learner(setting, host=True)[0].apply_gradient
     kinds = {"mask_BT": jnp.bool_} | dict.fromkeys(
         ("sampler_logp_BT", "old_logp_BT"), jnp.float32
     )
@@ -177,6 +187,7 @@ def lowered(
             params, grads, batch, outcome.weight_N, 99
         ),
         "apply_gradient": lambda: learner.apply_gradient.lower(state, grads),
+        "apply_host": lambda: apply_host.lower(apart, grads),
         "score": lambda: learner.score.lower(params, batch),
         "admit": lambda: admit.lower(params, cache, slots, slots, *prompts),
         "decode": lambda: decode.lower(params, cache, slots),
