@@ -236,6 +236,7 @@ class Preference:
     label_smoothing: float | None = None  # share of pairs thought to be swapped
     average: names.PreferenceAverage | None = None  # mean: length-normalised
     nll_coef: float | None = None  # weight of the chosen reply's negative likelihood
+    mask_special: bool | None = None  # special tokens are not compared
     # The frozen model that log-ratios are to: init, base, a stage or a folder.
     reference: str = "init"
     pairs_per_step: int = 32  # pairs in an optimiser step, in as many rows as they need

@@ -41,7 +41,12 @@ MESHES = [
     (1, 4, 2),
     (2, 2, 2),
 ]
+SPECIAL = (0, 5, 10, 15, 20, 25, 30)
 LENGTHS = [(6, 9), (12, 4), (5, 5), (16, 7), (8, 3), (3, 11), (9, 10)]
+
+
+def special_ids(loss):
+    return SPECIAL if loss.mask_special else ()
 
 
 def made_pairs():
@@ -55,7 +60,7 @@ def made_pairs():
             tokens = [*prompt, *rng.integers(0, V, n - 2)]
             pieces.append(Piece(np.array(tokens, np.int32), np.arange(n) >= 2))
         pairs.append(tuple(pieces))
-    tokens_N2 = np.array(LENGTHS) - 2
+    tokens_N2 = np.array(LENGTHS) - 2  # special ones or not
     # Near enough to random weights for either sign of h.
     ref_N2 = -tokens_N2 * np.log(V) + rng.normal(size=tokens_N2.shape)
     return pairs, ref_N2.astype(np.float32), tokens_N2.astype(np.float32)
@@ -96,21 +101,33 @@ def updater():
 
 @functools.cache
 def learner(loss: PreferenceLoss):
-    return make_preference_learner(MODEL, loss=loss, num_pairs=N)
+    return make_preference_learner(
+        MODEL, loss=loss, num_pairs=N, special_ids=special_ids(loss)
+    )
 
 
-def arrays(ref_n2, tokens_n2, weight, junk=0.0):
+def num_special(pairs, ids):
+    """special_N2: how many tokens of each reply are special."""
+    return np.array(
+        [[np.isin(p.tokens[p.mask], ids).sum() for p in pair] for pair in pairs]
+    )
+
+
+def arrays(ref_n2, tokens_n2, special_n2, weight, junk=0.0):
     """The arrays of a few pairs, with junk in the places that have none."""
     n = len(ref_n2)
     ref_N2 = np.full((N, 2), junk, np.float32)
     tokens_N2, weight_N = np.ones((N, 2), np.float32), np.zeros(N, np.float32)
-    ref_N2[:n], tokens_N2[:n], weight_N[:n] = ref_n2, tokens_n2, weight
-    return PairArrays(ref_N2, tokens_N2, weight_N)
+    ref_N2[:n], tokens_N2[:n], weight_N[:n] = ref_n2, tokens_n2 - special_n2, weight
+    special_N = np.zeros(N, np.float32)
+    special_N[:n] = special_n2[:, 0]
+    return PairArrays(ref_N2, tokens_N2, weight_N, special_N)
 
 
 def gradient(loss, sizes=ONE_DEVICE, split=1, junk=0.0):
     """Gradients and metrics of a step on all pairs, taken in so many parts."""
     pairs, ref_N2, tokens_N2 = made_pairs()
+    special_N2 = num_special(pairs, special_ids(loss))
     mesh = mesh_of(sizes)
     with jax.set_mesh(mesh):
         params = random_params(mesh)
@@ -118,7 +135,9 @@ def gradient(loss, sizes=ONE_DEVICE, split=1, junk=0.0):
         for share in np.array_split(np.arange(len(pairs)), split):
             for rows in pack_pairs([pairs[i] for i in share], ROWS, T):
                 i = share[rows.index]
-                known = arrays(ref_N2[i], tokens_N2[i], 1 / len(pairs), junk)
+                known = arrays(
+                    *(ref_N2[i], tokens_N2[i], special_N2[i]), 1 / len(pairs), junk
+                )
                 batch = to_device(rows.packed, mesh)
                 grads, metrics = learner(loss).preference_gradient(
                     params, grads, batch, known
@@ -131,8 +150,11 @@ def gradient(loss, sizes=ONE_DEVICE, split=1, junk=0.0):
 
 
 @functools.cache
-def replies():
-    """Of each reply alone: logp in float64 of the model's logits, and its gradient."""
+def replies(special_ids=()):
+    """Of each reply alone: logp in float64 of the model's logits, and its gradient.
+
+    Then the same of its special tokens, which are not in the first two.
+    """
     mesh = mesh_of(ONE_DEVICE)
 
     rows = sharding(mesh, "batch", "time")
@@ -162,34 +184,41 @@ def replies():
                 # All of one length, so that there is one program; what comes after
                 # the reply is not seen by it and does not count.
                 token_T = np.zeros(T, np.int32)
-                target_T, counts_T = np.zeros(T, np.int32), np.zeros(T, bool)
+                target_T, mask_T = np.zeros(T, np.int32), np.zeros(T, bool)
                 n = len(piece.tokens) - 1
                 token_T[:n], target_T[:n] = piece.tokens[:-1], piece.tokens[1:]
-                counts_T[:n] = piece.mask[1:]
+                mask_T[:n] = piece.mask[1:]
                 token_BT = jax.device_put(token_T[None], rows)
                 logits_BTV = logits_of(params, token_BT)
                 logits_TV = np.asarray(logits_BTV, np.float64)[0]
-                logp = 0.0
-                for t in range(n):
-                    if counts_T[t]:
-                        top = logits_TV[t].max()
-                        norm = top + np.log(np.exp(logits_TV[t] - top).sum())
-                        logp += logits_TV[t, target_T[t]] - norm
-                wanted_TV = np.eye(V, dtype=np.float32)[target_T] * counts_T[:, None]
-                wanted_BTV = jax.device_put(wanted_TV[None], rows)
-                grads = total_gradient(params, token_BT, wanted_BTV)
-                found.append((logp, jax.device_get(grads)))
+                special_T = np.array([target in special_ids for target in target_T])
+                both = []
+                for counts_T in (mask_T & ~special_T, mask_T & special_T):
+                    logp = 0.0
+                    for t in range(n):
+                        if counts_T[t]:
+                            top = logits_TV[t].max()
+                            norm = top + np.log(np.exp(logits_TV[t] - top).sum())
+                            logp += logits_TV[t, target_T[t]] - norm
+                    wanted_TV = np.eye(V, dtype=np.float32)[target_T]
+                    wanted_TV = wanted_TV * counts_T[:, None]
+                    wanted_BTV = jax.device_put(wanted_TV[None], rows)
+                    grads = total_gradient(params, token_BT, wanted_BTV)
+                    both += [logp, jax.device_get(grads)]
+                found.append(tuple(both))
     return found
 
 
 def slow_step(loss: PreferenceLoss):
     """(loss, accuracy, margin, gradient) from the formulas, pair by pair."""
-    _, ref_N2, tokens_N2 = made_pairs()
-    alone, n = replies(), len(ref_N2)
+    pairs, ref_N2, all_N2 = made_pairs()
+    tokens_N2 = all_N2 - num_special(pairs, special_ids(loss))
+    alone, n = replies(special_ids(loss)), len(ref_N2)
     total, right, margin = 0.0, 0, 0.0
     grads: Any = jax.tree.map(lambda g: np.zeros(g.shape, np.float64), alone[0][1])
     for i in range(n):
-        (chosen, d_chosen), (rejected, d_rejected) = alone[2 * i], alone[2 * i + 1]
+        chosen, d_chosen, special, d_special = alone[2 * i]
+        rejected, d_rejected, *_ = alone[2 * i + 1]
         over = tokens_N2[i] if loss.average == "mean" else np.ones(2)
         h = (chosen - ref_N2[i, 0]) / over[0] - (rejected - ref_N2[i, 1]) / over[1]
         z, smooth = loss.beta * h, loss.label_smoothing
@@ -202,17 +231,18 @@ def slow_step(loss: PreferenceLoss):
             value, d_h = (h - 0.5 / loss.beta) ** 2, 2 * (h - 0.5 / loss.beta)
         else:
             value, d_h = max(0.0, 1 - z), -loss.beta * (z < 1)
-        nll = -chosen / tokens_N2[i, 0]
+        nll = -(chosen + special) / all_N2[i, 0]
         total += (value + loss.nll_coef * nll) / n
         right, margin = right + (h > 0) / n, margin + z / n
-        of_chosen = (d_h / over[0] - loss.nll_coef / tokens_N2[i, 0]) / n
+        of_chosen = (d_h / over[0] - loss.nll_coef / all_N2[i, 0]) / n
+        of_special = -loss.nll_coef / all_N2[i, 0] / n
         of_rejected = -d_h / over[1] / n
-        grads = jax.tree.map(
-            lambda g, a, b: g + of_chosen * a + of_rejected * b,  # noqa: B023
-            grads,
-            d_chosen,
-            d_rejected,
-        )
+        for factor, part in (
+            (of_chosen, d_chosen),
+            (of_special, d_special),
+            (of_rejected, d_rejected),
+        ):
+            grads = jax.tree.map(lambda g, d: g + factor * d, grads, part)  # noqa: B023
     return total, right, margin, grads
 
 
@@ -225,20 +255,29 @@ def assert_near(got, want, atol):
     jax.tree_util.tree_map_with_path(check, got, want)
 
 
-def test_totals_are_the_sums_of_the_models_own_log_probabilities():
+@pytest.mark.parametrize("name", ["dpo", "llama3"])
+def test_totals_are_the_sums_of_the_models_own_log_probabilities(name):
     pairs, _, _ = made_pairs()
-    mesh, got_N2 = mesh_of(ONE_DEVICE), np.zeros((len(pairs), 2))
+    mesh, got_N3 = mesh_of(ONE_DEVICE), np.zeros((len(pairs), 3))
     with jax.set_mesh(mesh):
         params = random_params(mesh)
         for rows in pack_pairs(pairs, ROWS, T):
-            totals = learner(PRESETS["dpo"]).score_totals(
+            totals = learner(PRESETS[name]).score_totals(
                 params, to_device(rows.packed, mesh)
             )
-            assert totals.shape == (N, 2) and totals.dtype == jnp.float32
-            got_N2[rows.index] = np.asarray(totals)[: len(rows.index)]
+            assert totals.shape == (N, 3) and totals.dtype == jnp.float32
+            got_N3[rows.index] = np.asarray(totals)[: len(rows.index)]
             assert not np.asarray(totals)[len(rows.index) :].any()
-    want_N2 = np.array([logp for logp, _ in replies()]).reshape(-1, 2)
-    np.testing.assert_allclose(got_N2, want_N2, rtol=0, atol=2e-5)
+    want_N3 = wanted_totals(PRESETS[name])
+    np.testing.assert_allclose(got_N3, want_N3, rtol=0, atol=2e-5)
+    assert want_N3[:, 2].any() == PRESETS[name].mask_special
+
+
+def wanted_totals(loss):
+    """logp_N3 of the slow version."""
+    alone = replies(special_ids(loss))
+    pairs = zip(alone[::2], alone[1::2], strict=True)
+    return np.array([(a[0], b[0], a[2]) for a, b in pairs])
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -285,11 +324,14 @@ def test_many_devices_give_the_gradient_of_one(sizes):
 
 
 def test_measure_says_what_the_gradients_metrics_say():
-    _, ref_N2, tokens_N2 = made_pairs()
-    logp_N2 = np.array([logp for logp, _ in replies()], np.float32).reshape(-1, 2)
-    n = len(ref_N2)
-    known = PairArrays(ref_N2, tokens_N2, np.full(n, 1 / n, np.float32))
-    found = learner(PRESETS["llama3"]).measure(logp_N2, known)
+    pairs, ref_N2, tokens_N2 = made_pairs()
+    logp_N3 = wanted_totals(PRESETS["llama3"]).astype(np.float32)
+    special_N2, n = num_special(pairs, SPECIAL), len(ref_N2)
+    known = PairArrays(
+        *(ref_N2, tokens_N2 - special_N2),
+        *(np.full(n, 1 / n, np.float32), special_N2[:, 0]),
+    )
+    found = learner(PRESETS["llama3"]).measure(logp_N3, known)
     _, metrics, _ = gradient(PRESETS["llama3"])
     for name, value in metrics.items():
         assert float(found[name]) == pytest.approx(value, rel=0, abs=2e-5), name

@@ -25,6 +25,7 @@ class PreferenceLoss:
     label_smoothing: float = 0.0  # share of pairs thought to be labelled the wrong way
     average: str = "sum"  # of a reply's tokens: "sum", or "mean" (length-normalised)
     nll_coef: float = 0.0  # weight of the chosen reply's mean negative log-probability
+    mask_special: bool = False  # special tokens are not compared, but are in that mean
 
 
 PRESETS: dict[str, PreferenceLoss] = {
@@ -34,8 +35,9 @@ PRESETS: dict[str, PreferenceLoss] = {
     "cdpo": PreferenceLoss(label_smoothing=0.1),
     # Tulu 3, arXiv:2411.15124, section 5.1; Olmo 3. h is a number a token, hence beta.
     "dpo_norm": PreferenceLoss(beta=5.0, average="mean"),
-    # Llama 3, arXiv:2407.21783, section 4.1.4.
-    "llama3": PreferenceLoss(nll_coef=0.2),
+    # Llama 3, arXiv:2407.21783, section 4.1.4. That its likelihood term, which is to
+    # keep the format, has the tokens of the format is how we read it.
+    "llama3": PreferenceLoss(nll_coef=0.2, mask_special=True),
     # arXiv:2310.12036, equation 17: sums. TRL and AReaL take means.
     "ipo": PreferenceLoss(kind="ipo"),
     "ipo_mean": PreferenceLoss(kind="ipo", average="mean"),
@@ -74,6 +76,8 @@ def preference_loss(
     chosen_tokens_N: jax.Array,
     rejected_tokens_N: jax.Array,
     weight_N: jax.Array,
+    special_logp_N: jax.Array | None = None,
+    special_tokens_N: jax.Array | None = None,
     *,
     spec: PreferenceLoss,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -86,7 +90,8 @@ def preference_loss(
         "ipo"      (h - 1 / (2 beta))^2
         "hinge"    max(0, 1 - beta h)
 
-        loss = sum(weight * (that - nll_coef * chosen_logp / chosen_tokens))
+        loss = sum(weight * (that + nll_coef * nll))
+        nll = -(chosen_logp + special_logp) / (chosen_tokens + special_tokens)
 
     With average "mean", each of the four in h is first divided by its reply's tokens.
     Gradients reach the policy's two alone.
@@ -98,6 +103,8 @@ def preference_loss(
         chosen_tokens_N, rejected_tokens_N: how many tokens were summed.
         weight_N: of each pair, 1 / pairs of the optimiser step for their mean. 0 for a
             pair that is padding: nothing else of it is read.
+        special_logp_N, special_tokens_N: of the tokens of the chosen reply that
+            `mask_special` leaves out of the others; None: there are none.
         spec: static.
 
     Returns:
@@ -131,6 +138,9 @@ def preference_loss(
     h_N = chosen_ratio_N - rejected_ratio_N
     loss_N = LOSSES[spec.kind](h_N, spec)
     nll_N = -chosen_N / chosen_tokens_N
+    if special_logp_N is not None and special_tokens_N is not None:
+        whole_N = chosen_N + masked(special_logp_N, 0.0)
+        nll_N = -whole_N / (chosen_tokens_N + masked(special_tokens_N, 0.0))
     means = {
         "preference_loss": loss_N,
         "nll": nll_N,

@@ -29,7 +29,13 @@ from rl_jax.preference_learner import (
 from rl_jax.stages import inputs, reporting, run_state
 from rl_jax.stages.context import Context
 from rl_jax.stages.evaluation import exam_prompts, measured_once
-from rl_jax.stages.pairs import Pair, held_out_pairs, note_shared, train_pairs
+from rl_jax.stages.pairs import (
+    Pair,
+    held_out_pairs,
+    note_shared,
+    special_ids,
+    train_pairs,
+)
 from rl_jax.stages.reference import reference_logps, reply_totals
 from rl_jax.stages.scoring import records
 
@@ -62,7 +68,9 @@ def run(
 
     num_rows, row_tokens = stage.batch.micro_rows, stage.batch.row_tokens
     N = num_places(num_rows, row_tokens)
-    learner = make_preference_learner(context.model, loss=loss, num_pairs=N)
+    learner = make_preference_learner(
+        context.model, loss=loss, num_pairs=N, special_ids=special_ids(stage, text)
+    )
     # Before the optimiser's state is there: its weights need the room only until then.
     ref_logp, held_out_ref_logp = reference_logps(
         context, stage, base, learner.score_totals, [list(pairs), held_out]
@@ -130,18 +138,19 @@ def pair_arrays(
     """The arrays of a micro-batch's pairs; places without one have weight 0.
 
     Args:
-        ref_logp: by `Pair.index`.
+        ref_logp: logp_N3 by `Pair.index`.
         weight: of each pair in the loss.
         num_pairs: N.
     """
     n = len(pairs)
     ref_logp_N2 = np.zeros((num_pairs, 2), np.float32)
     tokens_N2 = np.ones((num_pairs, 2), np.float32)
-    weight_N = np.zeros(num_pairs, np.float32)
-    ref_logp_N2[:n] = ref_logp[[pair.index for pair in pairs]]
+    weight_N, special_N = np.zeros((2, num_pairs), np.float32)
+    ref_logp_N2[:n] = ref_logp[[pair.index for pair in pairs], :2]
     tokens_N2[:n] = [pair.num_tokens for pair in pairs]
     weight_N[:n] = weight
-    return PairArrays(ref_logp_N2, tokens_N2, weight_N)
+    special_N[:n] = [pair.num_special[0] for pair in pairs]
+    return PairArrays(ref_logp_N2, tokens_N2, weight_N, special_N)
 
 
 def _named(merged: dict[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rl_jax.data.packing import Piece
 from rl_jax.data.rows import Preference
 from rl_jax.data.sources import Mixture, Part
 from rl_jax.data.tokenizer import Tokenizer
+from rl_jax.preference_config import preference_loss_spec
 from rl_jax.stages import inputs, reading
 
 
@@ -24,12 +25,14 @@ class Pair:
     Attributes:
         chosen, rejected: the mask is on what the assistant says in the reply, with its
             end-of-turn token.
+        num_special: how many tokens of that in each are special ones, not compared.
         index: position among all pairs of the stage that it was made with, from 0.
     """
 
     row: Preference
     chosen: Piece
     rejected: Piece
+    num_special: tuple[int, int] = (0, 0)
     index: int = 0
 
     @property
@@ -39,8 +42,12 @@ class Pair:
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        """How many tokens count in each."""
-        return int(self.chosen.mask.sum()), int(self.rejected.mask.sum())
+        """How many tokens of each are compared."""
+        chosen, rejected = self.num_special
+        return (
+            int(self.chosen.mask.sum()) - chosen,
+            int(self.rejected.mask.sum()) - rejected,
+        )
 
 
 def train_pairs(stage: configs.StageConfig, text: Tokenizer) -> Mixture[Pair]:
@@ -53,11 +60,18 @@ def held_out_pairs(stage: configs.StageConfig, text: Tokenizer) -> list[Pair]:
     return list(_pairs(stage, text, "held_out")) if stage.data.held_out else []
 
 
+def special_ids(stage: configs.StageConfig, text: Tokenizer) -> tuple[int, ...]:
+    """The tokens that a stage does not compare."""
+    masked = preference_loss_spec(stage).mask_special
+    return tuple(sorted(text.special_ids.values())) if masked else ()
+
+
 def _pairs(stage: configs.StageConfig, text: Tokenizer, name: str) -> Mixture[Pair]:
     # The last token is only ever a target.
     limit = stage.batch.row_tokens + 1
     # Both replies of a pair are in one micro-batch, so in one row if that is all.
     shared = stage.batch.micro_rows == 1
+    specials = special_ids(stage, text)
 
     def size(pair: Pair) -> int:
         lengths = [len(piece.tokens) for piece in pair.pieces]
@@ -73,7 +87,7 @@ def _pairs(stage: configs.StageConfig, text: Tokenizer, name: str) -> Mixture[Pa
 
     made = inputs.fitting(
         reading.preferences(stage, name),
-        lambda row: [pair_of(row, text)],
+        lambda row: [pair_of(row, text, specials)],
         size,
         fault,
         what="pairs",
@@ -83,8 +97,11 @@ def _pairs(stage: configs.StageConfig, text: Tokenizer, name: str) -> Mixture[Pa
     return _numbered(made)
 
 
-def pair_of(row: Preference, text: Tokenizer) -> Pair:
+def pair_of(row: Preference, text: Tokenizer, special_ids: Sequence[int] = ()) -> Pair:
     """Both replies rendered by the chat template, as a policy would write them.
+
+    Args:
+        special_ids: tokens that are not compared.
 
     Raises:
         ConfigError: as `chat.conversation_ids`.
@@ -103,7 +120,11 @@ def pair_of(row: Preference, text: Tokenizer) -> Pair:
         mask_T[:1] = False  # never predicted
         return Piece(np.array(ids, np.int32), mask_T)
 
-    return Pair(row, piece(row.chosen), piece(row.rejected))
+    def count(one: Piece) -> int:
+        return int(np.isin(one.tokens[one.mask], special_ids).sum())
+
+    chosen, rejected = piece(row.chosen), piece(row.rejected)
+    return Pair(row, chosen, rejected, (count(chosen), count(rejected)))
 
 
 def _numbered(made: Mixture[Pair]) -> Mixture[Pair]:
@@ -122,9 +143,11 @@ def _numbered(made: Mixture[Pair]) -> Mixture[Pair]:
 def checksum(pairs: Sequence[Pair]) -> str:
     """A sum of what the model reads of the pairs and what counts, in their order."""
     total = 0
-    for piece in (piece for pair in pairs for piece in pair.pieces):
-        for array in (np.int64(len(piece.tokens)), piece.tokens, piece.mask):
-            total = zlib.crc32(array.tobytes(), total)
+    for pair in pairs:
+        for piece in pair.pieces:
+            for array in (np.int64(len(piece.tokens)), piece.tokens, piece.mask):
+                total = zlib.crc32(array.tobytes(), total)
+        total = zlib.crc32(np.array(pair.num_special).tobytes(), total)
     return f"{len(pairs)}:{total:08x}"
 
 

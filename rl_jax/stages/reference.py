@@ -4,7 +4,7 @@ The reference never changes, so all its numbers are made before the first step a
 kept in the stage's folder; its weights are then let go. A stage that is resumed reads
 the file, unless the pairs or the reference are no longer those it was made of.
 
-Legend: N pairs, 2 the chosen and the rejected reply.
+Legend: N pairs, 3 the chosen and the rejected reply, special tokens of the chosen one.
 """
 
 import collections
@@ -43,18 +43,18 @@ def reply_totals(
     pairs: Sequence[Pair],
     each: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
-    """logp_N2, float32: the sum over the counted tokens of each reply.
+    """logp_N3, float32: `preference_learner.totals` of each pair.
 
     Args:
         each: called before each micro-batch.
     """
-    batch, logp_N2 = stage.batch, np.zeros((len(pairs), 2), np.float32)
+    batch, logp_N3 = stage.batch, np.zeros((len(pairs), 3), np.float32)
     waiting: collections.deque[tuple[np.ndarray, jax.Array]] = collections.deque()
 
     def fetch(most: int) -> None:
         while len(waiting) > most:
             index, totals = waiting.popleft()
-            logp_N2[index] = np.asarray(totals)[: len(index)]
+            logp_N3[index] = np.asarray(totals)[: len(index)]
 
     pieces = [pair.pieces for pair in pairs]
     for rows in pack_pairs(pieces, batch.micro_rows, batch.row_tokens):
@@ -64,7 +64,7 @@ def reply_totals(
         waiting.append((rows.index, totals))
         fetch(_AHEAD)
     fetch(0)
-    return logp_N2
+    return logp_N3
 
 
 def reference_logps(
@@ -74,7 +74,7 @@ def reference_logps(
     score_totals: Callable[..., jax.Array],
     sets: Sequence[Sequence[Pair]],
 ) -> list[np.ndarray]:
-    """logp_N2 of each set of pairs under the reference: read, or made and kept.
+    """logp_N3 of each set of pairs under the reference: read, or made and kept.
 
     Args:
         base: reads the weights that the stage begins with.
@@ -99,8 +99,8 @@ def reference_logps(
     totals = functools.partial(reply_totals, context, stage, score_totals, params)
     alive = functools.partial(processes.beat, 0, "scoring pairs under the reference")
     made = [totals(one, each=alive) for one in sets]
-    for one, logp_N2 in zip(sets, made, strict=True):
-        _check_finite(stage, one, logp_N2)
+    for one, logp_N3 in zip(sets, made, strict=True):
+        _check_finite(stage, one, logp_N3)
     if is_lead():
         _write(path, key, made)
     count = sum(map(len, sets))
@@ -113,15 +113,15 @@ def reference_logps(
 
 
 def _check_finite(
-    stage: configs.StageConfig, pairs: Sequence[Pair], logp_N2: np.ndarray
+    stage: configs.StageConfig, pairs: Sequence[Pair], logp_N3: np.ndarray
 ) -> None:
-    wrong = np.flatnonzero(~np.isfinite(logp_N2).all(1))
+    wrong = np.flatnonzero(~np.isfinite(logp_N3).all(1))
     if wrong.size:
         row = pairs[wrong[0]].row
         raise ConfigError(
             f"The reference {stage.preference.reference!r} gives a reply of row "
             f"{row.index + 1} of {row.data_source} the log-probability "
-            f"{logp_N2[wrong[0]].tolist()}, and {len(wrong)} pairs such ones.\n"
+            f"{logp_N3[wrong[0]].tolist()}, and {len(wrong)} pairs such ones.\n"
             "Its weights are broken, or too large for config.model.dtype."
         )
 
@@ -154,7 +154,7 @@ def _write(path: pathlib.Path, key: str, made: Sequence[np.ndarray]) -> None:
     """The file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
-    arrays = {f"set{i}": logp_N2 for i, logp_N2 in enumerate(made)}
+    arrays = {f"set{i}": logp_N3 for i, logp_N3 in enumerate(made)}
     with open(unfinished, "wb") as file:
         np.savez(file, allow_pickle=False, key=np.array(key), **arrays)
         file.flush()

@@ -1,7 +1,9 @@
 """Preference losses: worked numbers, slow twin, padding, what is refused."""
 
 import dataclasses
+import functools
 import math
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -74,6 +76,22 @@ def test_losses_have_the_worked_values_and_gradients(spec, loss, slope, dtype):
         np.testing.assert_allclose(grads[0], [slope], rtol=0, atol=1e-6)
     for grad_N in grads[2:]:  # the reference is a constant
         np.testing.assert_array_equal(grad_N, [0.0])
+
+
+def test_special_tokens_are_in_the_likelihood_and_nowhere_else(dtype):
+    spec, one = PRESETS["llama3"], functools.partial(jnp.array, dtype=dtype)
+    pair: Any = [one([x]) for x in (*PAIR, 1.0)]
+
+    def loss(special_logp_N):
+        special = {"special_logp_N": special_logp_N, "special_tokens_N": one([1])}
+        return preference_loss(*pair, **special, spec=spec)
+
+    (found, metrics), slope = jax.value_and_grad(loss, has_aux=True)(one([-2.0]))
+    # -(-10 - 2) / (5 + 1), weighted by 0.2, beside the worked value without it.
+    np.testing.assert_allclose(metrics["nll"], 2.0, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found, 0.554355 + 0.2 * 2.0, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(slope, [-0.2 / 6], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(metrics["logp_chosen"], -10.0, rtol=0, atol=1e-6)
 
 
 def test_ipo_by_token_has_the_value_of_a_peer(dtype):

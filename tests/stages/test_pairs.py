@@ -55,6 +55,24 @@ def test_what_counts_is_the_reply_with_the_token_that_ends_it(context):
     assert pair.num_tokens == (pair.chosen.mask.sum(), pair.rejected.mask.sum())
 
 
+def test_special_tokens_are_counted_apart_where_the_loss_leaves_them_out(context):
+    text, path = context.tokenizer, context.run.stages[0].data.train
+    stage = stage_of(path, preference__name="llama3")
+    specials = pairs.special_ids(stage, text)
+    assert set(text.stop_ids) <= set(specials) == set(text.special_ids.values())
+    masked, whole = (
+        pairs.train_pairs(stage, text),
+        pairs.train_pairs(stage_of(path), text),
+    )
+    for a, b in zip(masked, whole, strict=True):
+        assert a.num_special == (1, 1) and b.num_special == (0, 0)
+        assert a.num_tokens == tuple(n - 1 for n in b.num_tokens)
+        # They stay in the mask: the likelihood of the chosen reply has them.
+        np.testing.assert_array_equal(a.chosen.mask, b.chosen.mask)
+    given = stage_of(path, preference__name="llama3", preference__mask_special=False)
+    assert pairs.special_ids(given, text) == ()
+
+
 def test_both_replies_come_after_the_same_prompt(context):
     text = context.tokenizer
     pair = pairs.pair_of(row([turn("user", "say a")], "bz", "dead"), text)

@@ -1,6 +1,6 @@
 """What the reference thinks of the pairs: worked out once, kept, and made anew.
 
-Legend: N pairs, 2 the chosen and the rejected reply.
+Legend: N pairs, 3 the chosen and the rejected reply, the chosen one's special tokens.
 """
 
 import dataclasses
@@ -37,7 +37,10 @@ def found(context, stage):
 
 
 class Score:
-    """Stands for a model: a reply's total is its weight times the sum of its ids."""
+    """Stands for a model: a reply's total is its weight times the sum of its ids.
+
+    That of the chosen one's special tokens is the sum of both.
+    """
 
     def __init__(self):
         self.calls = 0
@@ -48,13 +51,13 @@ class Score:
         total_S = np.zeros(2 * num_places(rows, row_tokens), np.float32)
         counted = np.where(batch.mask_BT, batch.target_BT, 0)
         np.add.at(total_S, np.asarray(batch.sample_BT), params * counted)
-        return total_S.reshape(-1, 2)
+        total_N2 = total_S.reshape(-1, 2)
+        return np.column_stack((total_N2, total_N2.sum(1)))
 
 
 def expected(found, weight=-1.0):
-    return np.array(
-        [[weight * p.tokens[p.mask].sum() for p in pair.pieces] for pair in found]
-    )
+    sums = [[weight * p.tokens[p.mask].sum() for p in pair.pieces] for pair in found]
+    return np.array([(*both, sum(both)) for both in sums])
 
 
 def made(context, stage, *sets, weight=-1.0):
@@ -72,10 +75,10 @@ def made(context, stage, *sets, weight=-1.0):
 
 def test_each_reply_gets_its_own_number(context, stage, found):
     held_out = found[3:8]
-    (train_N2, held_out_N2), _, reads = made(context, stage, found, held_out)
-    np.testing.assert_array_equal(train_N2, expected(found))
-    np.testing.assert_array_equal(held_out_N2, expected(held_out))
-    assert train_N2.dtype == np.float32 and reads == 1
+    (train_N3, held_out_N3), _, reads = made(context, stage, found, held_out)
+    np.testing.assert_array_equal(train_N3, expected(found))
+    np.testing.assert_array_equal(held_out_N3, expected(held_out))
+    assert train_N3.dtype == np.float32 and reads == 1
 
 
 def test_the_second_time_nothing_is_read_but_the_file(context, stage, found):
@@ -113,6 +116,12 @@ def test_another_reference_is_not_taken_for_this_one(context, stage, found, tmp_
     os.utime(weights, (1, 1))
     keys.append(reference._key(context, other, [found]))
     assert len(set(keys)) == 3
+
+
+def test_what_is_compared_is_part_of_what_a_file_is_made_of(context, stage, found):
+    masked = [dataclasses.replace(pair, num_special=(1, 1)) for pair in found]
+    keys = {reference._key(context, stage, [pairs]) for pairs in (found, masked)}
+    assert len(keys) == 2
 
 
 def test_weights_that_give_no_number_are_told_with_the_row(context, stage, found):
