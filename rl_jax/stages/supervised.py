@@ -53,8 +53,11 @@ def train(
         for step in range(session.start, stage.steps + 1):
             session.begin(step, state, position)
             if session.evaluation_due(step):
-                # Before it has learnt anything only the loss tells something.
-                replies = exam.prompts if step or not stage.steps else []
+                # Before it has learnt anything only the loss tells something, unless
+                # the gate asks how far it came.
+                rises = stage.gate.rise is not None or stage.gate.fall is not None
+                asked = step or rises or not stage.steps
+                replies = exam.prompts if asked else []
                 metrics, samples = _evaluate(
                     context, stage, state.params, exam, replies
                 )

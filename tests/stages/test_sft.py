@@ -129,6 +129,19 @@ def test_a_stage_of_no_steps_evaluates_and_saves(tmp_path, monkeypatch):
     assert checkpoint.latest_step(tmp_path / "sft" / "checkpoints") == 0
 
 
+def test_a_gate_on_how_far_it_comes_has_it_measured_before_the_first_step(
+    tmp_path, monkeypatch
+):
+    found = {"eval/accuracy": 0.25}, []
+    monkeypatch.setattr(supervised, "measured_once", lambda *_: found)
+    gate = {"sft__gate__metric": "eval/accuracy", "sft__gate__rise": 0.1}
+    with tiny.built(tmp_path, **SHORT | {"sft__steps": 1}, **gate) as context:
+        params = contexts.first_params(context)
+        sft.run(context, context.run.stages[0], lambda: params)
+    measured = [m["step"] for m in lines(tmp_path) if "eval/accuracy" in m]
+    assert measured == [0, 1]
+
+
 def learnt_from(monkeypatch, tmp_path, **changes):
     """What the loop is given."""
     given = []
