@@ -53,10 +53,7 @@ def train(
         for step in range(session.start, stage.steps + 1):
             session.begin(step, state, position)
             if session.evaluation_due(step):
-                # Before it has learnt anything only the loss tells something, unless
-                # the gate asks how far it came.
-                rises = stage.gate.rise is not None or stage.gate.fall is not None
-                asked = step or rises or not stage.steps
+                asked = step or not stage.steps or _begins_with_replies(stage)
                 replies = exam.prompts if asked else []
                 metrics, samples = _evaluate(
                     context, stage, state.params, exam, replies
@@ -102,6 +99,16 @@ def train(
             session.write_later(step + 1, finish)
             session.save(step + 1, state, position)
         return state.params
+
+
+def _begins_with_replies(stage: configs.StageConfig) -> bool:
+    """Whether replies are measured before the stage has learnt anything.
+
+    Mostly only the loss tells something then; but a gate may ask how far they came.
+    """
+    gate = stage.gate
+    compares = gate.rise is not None or gate.fall is not None
+    return compares and gate.metric != "eval/loss"
 
 
 def _weight_of(packed: Packed, weight_N: np.ndarray) -> float:
