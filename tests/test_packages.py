@@ -22,7 +22,7 @@ from calls_into import PACKAGES, ROOT
 WORK = {
     "jax": r"learner\.py .* -> value_and_grad$",
     "flax": r"step_arrays\.py .* -> (to_state_dict|from_state_dict)$",
-    "optax": r"learner\.py apply -> apply_updates$",
+    "optax": r"optimiser\.py apply -> apply_updates$",
     "orbax-checkpoint": r"checkpoint\.py save -> .*AsyncCheckpointer\.save$",
     "grain": r"pipeline\.py stream -> MapDataset\.shuffle$",
     "sentencepiece": r"tokenizer\.py train -> SentencePieceTrainer\.Train$",
