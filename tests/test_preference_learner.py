@@ -34,13 +34,8 @@ MODEL = ModelSpec(
 )
 V, ROWS, T = MODEL.vocab_size, 8, 15
 N = num_places(ROWS, T)
-# replica, fsdp, tensor
+# replica, fsdp, tensor; more of them are in tests/test_sharding_stages.py.
 ONE_DEVICE = (1, 1, 1)
-MESHES = [
-    pytest.param((1, 8, 1), marks=pytest.mark.slow),
-    (1, 4, 2),
-    (2, 2, 2),
-]
 SPECIAL = (0, 5, 10, 15, 20, 25, 30)
 LENGTHS = [(6, 9), (12, 4), (5, 5), (16, 7), (8, 3), (3, 11), (9, 10)]
 
@@ -124,11 +119,11 @@ def arrays(ref_n2, tokens_n2, special_n2, weight, junk=0.0):
     return PairArrays(ref_N2, tokens_N2, weight_N, special_N)
 
 
-def gradient(loss, sizes=ONE_DEVICE, split=1, junk=0.0):
+def gradient(loss, split=1, junk=0.0):
     """Gradients and metrics of a step on all pairs, taken in so many parts."""
     pairs, ref_N2, tokens_N2 = made_pairs()
     special_N2 = num_special(pairs, special_ids(loss))
-    mesh = mesh_of(sizes)
+    mesh = mesh_of(ONE_DEVICE)
     with jax.set_mesh(mesh):
         params = random_params(mesh)
         grads, parts = updater()[1].zero_gradient(params), []
@@ -308,19 +303,6 @@ def test_what_stands_in_places_without_a_pair_is_not_read():
     dirty, metrics_2, _ = gradient(PRESETS["dpo"], junk=np.nan)
     assert metrics == metrics_2
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
-
-
-@pytest.mark.parametrize("sizes", MESHES, ids=lambda s: "x".join(map(str, s)))
-def test_many_devices_give_the_gradient_of_one(sizes):
-    one, metrics, _ = gradient(PRESETS["llama3"])
-    many, metrics_8, _ = gradient(PRESETS["llama3"], sizes)
-    assert_near(many, one, atol=1e-5)
-    for name, value in metrics.items():
-        assert metrics_8[name] == pytest.approx(value, rel=0, abs=2e-5), name
-    specs = map_layout(lambda leaf: sharding(mesh_of(sizes), *leaf.axes), MODEL)
-    jax.tree.map(
-        lambda g, s: g.sharding.is_equivalent_to(s, g.ndim) or 1 / 0, many, specs
-    )
 
 
 def test_measure_says_what_the_gradients_metrics_say():

@@ -17,7 +17,7 @@ from rl_jax import learner as learners
 from rl_jax.data.rankings import Judged
 from rl_jax.data.reply_rows import ReplyRows, pack_groups
 from rl_jax.learner import init_state, make_learner
-from rl_jax.mesh import make_mesh, sharding, spec
+from rl_jax.mesh import make_mesh, sharding
 from rl_jax.models import reward_head
 from rl_jax.models.spec import Attention, ModelSpec
 from rl_jax.reward_learner import (
@@ -305,42 +305,3 @@ def test_labels_have_the_cross_entropy_of_the_score(one):
     metrics = learner.measure(params, batch, said_of(rows, said, 0.5, P, 1))
     assert float(metrics["loss"]) == pytest.approx(wanted, abs=1e-6)
     assert metrics.keys() == {"loss", "accuracy"}
-
-
-# Meshes.
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        (2, 2, 2),
-        pytest.param((1, 8, 1), marks=pytest.mark.slow),
-        pytest.param((1, 4, 2), marks=pytest.mark.slow),
-    ],
-)
-def test_every_mesh_gives_the_gradient_of_one_device(one, sizes):
-    _, params, (grads, metrics, _) = one
-    mesh = mesh_of(sizes)
-    with jax.set_mesh(mesh):
-        params = random_params(mesh)
-        found, many_metrics, _ = gradient(
-            *some_groups(), rows=8, params=params, mesh=mesh
-        )
-        batch = to_device(next(pack_groups(some_groups()[0], 8, T, P)), mesh)
-        score_BT = learner_of().score(params, batch)
-    assert_near(found, grads, atol=1e-5)
-    for name, value in metrics.items():
-        assert many_metrics[name] == pytest.approx(value, abs=1e-5)
-    assert score_BT.is_fully_replicated
-
-    def check(leaf, grad):
-        got = tuple(grad.sharding.spec) + (None,) * (
-            grad.ndim - len(grad.sharding.spec)
-        )
-        assert got == tuple(spec(*leaf.axes))
-
-    jax.tree.map(check, reward_head.layout(MODEL), found, is_leaf=_is_leaf)
-
-
-def _is_leaf(x):
-    return hasattr(x, "fan_in")
