@@ -22,13 +22,15 @@ case "${1:-} ${2:-}" in
         if [ -n "${STUB_CODES:-}" ]; then
             [ "$1" != -u ] || shift
             shift 2
-            printf '<%s>' "${JAX_PROCESS_ID:-}" "$@" && echo
+            words=("$@")
             set -- $STUB_CODES
             tries=$(cat "$FAKE_GCLOUD/tries" 2>/dev/null || echo 0)
             echo $((tries + 1)) >"$FAKE_GCLOUD/tries"
             shift "$tries"
+            # Before it says that it runs: a test may stop it the moment it does.
+            [ "$1" != wait ] || trap 'kill $!; echo saved; exit 143' TERM
+            printf '<%s>' "${JAX_PROCESS_ID:-}" "${words[@]}" && echo
             if [ "$1" = wait ]; then
-                trap 'kill $!; echo saved; exit 143' TERM
                 sleep 60 &
                 wait $!
             fi
