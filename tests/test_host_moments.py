@@ -37,7 +37,9 @@ OPTIM = {
 MESHES = {"one": (1, 1, 1), "eight": (2, 2, 2)}
 
 
-@pytest.fixture(params=MESHES, scope="module")
+@pytest.fixture(
+    params=["eight", pytest.param("one", marks=pytest.mark.slow)], scope="module"
+)
 def mesh(request):
     sizes = MESHES[request.param]
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
@@ -83,7 +85,12 @@ def assert_close(a, b):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"clip_norm": 0.0}, {"weight_decay": 0.0}, {"dtype": jnp.bfloat16}],
+    [
+        {},
+        {"dtype": jnp.bfloat16},
+        pytest.param({"clip_norm": 0.0}, marks=pytest.mark.slow),
+        pytest.param({"weight_decay": 0.0}, marks=pytest.mark.slow),
+    ],
     ids=lambda changes: next(iter(changes), "all"),
 )
 def test_steps_are_the_same_wherever_the_moments_are(mesh, changes):

@@ -125,7 +125,7 @@ def fine_tuned(folder, mesh, steps, **changes):
         return fetched(params), seen
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", ["eight", pytest.param("one", marks=pytest.mark.slow)])
 def test_moments_on_the_hosts_give_the_same_weights_and_resume_to_the_bit(
     tmp_path, mesh
 ):
@@ -142,6 +142,7 @@ def test_moments_on_the_hosts_give_the_same_weights_and_resume_to_the_bit(
     assert_same(cut, there)
 
 
+@pytest.mark.slow
 def test_a_run_may_move_its_moments_when_it_is_resumed(tmp_path):
     whole, _ = fine_tuned(tmp_path / "whole", "one", 4)
     fine_tuned(tmp_path / "moved", "one", 2)
@@ -160,7 +161,7 @@ def reinforced(folder: pathlib.Path, mesh: str = "one", **changes: Any):
         return fetched(params)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", ["eight", pytest.param("one", marks=pytest.mark.slow)])
 def test_a_reference_on_the_hosts_gives_the_same_policy_to_the_bit(tmp_path, mesh):
     here = reinforced(tmp_path / "here", mesh)
     with copies(rl, "reference") as (made, alive):
@@ -171,6 +172,7 @@ def test_a_reference_on_the_hosts_gives_the_same_policy_to_the_bit(tmp_path, mes
     assert alive == [0] * RL["rl__steps"]
 
 
+@pytest.mark.slow
 def test_a_moving_reference_stays_on_the_hosts_and_is_restored_there(tmp_path):
     moving: dict[str, Any] = {"rl__objective__reference_every": 2}
     host: dict[str, Any] = moving | {"rl__objective__reference_host": True}
@@ -188,6 +190,7 @@ def test_a_moving_reference_stays_on_the_hosts_and_is_restored_there(tmp_path):
 # The teacher.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["soft", "opd"])
 def test_a_teacher_on_the_hosts_teaches_the_same_to_the_bit(tmp_path, form):
     changes = {"distill__form": form, "steps": 2, "eval__every": 1}
@@ -206,7 +209,7 @@ def test_a_teacher_on_the_hosts_teaches_the_same_to_the_bit(tmp_path, form):
     assert any("eval/kl" in line for line in found[1][1])
 
 
-@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("host", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_teacher_is_on_the_devices_only_while_it_reads(tmp_path, host):
     changes = {"steps": 2, "distill__teacher_host": host}
     with tiny_distill.built(tmp_path, **changes) as context:
