@@ -29,7 +29,6 @@ from rl_jax.objectives.advantage import group_advantage, group_varies
 from rl_jax.objectives.policy import PolicyLoss, policy_loss
 from rl_jax.objectives.supervised import cross_entropy
 from rl_jax.optimiser import Optimiser
-from rl_jax.optimiser import optimiser as optimiser
 
 Metrics = dict[str, jax.Array]
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from tiny_optimiser import adamw
 
 from rl_jax import learner as learners
 from rl_jax.data.packing import Packed, Piece, pack
@@ -114,22 +115,8 @@ def random_rows() -> tuple[Packed, Outcome]:
 @functools.cache
 def updater(model: ModelSpec, *, reward: bool = False) -> tuple[Optimiser, Learner]:
     """The optimiser of a policy, or of a reward model, and its programs."""
-    tx, schedule = learners.optimiser(
-        model,
-        lr=1e-2,
-        schedule="constant",
-        warmup_steps=0,
-        total_steps=3,
-        final_lr_fraction=1.0,
-        weight_decay=0.1,
-        b1=0.9,
-        b2=0.95,
-        # Large: a small one makes Adam's first step the sign of the gradient, and
-        # rounding decides the sign of a gradient that is nearly zero.
-        eps=1e-3,
-        clip_norm=0.5,
-        decayed=reward_head.decayed(model) if reward else None,
-    )
+    decayed = reward_head.decayed(model) if reward else None
+    tx, schedule = adamw(model, weight_decay=0.1, decayed=decayed)
     return tx, make_learner(model, tx, schedule, loss=LOSS, num_groups=8)
 
 

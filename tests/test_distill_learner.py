@@ -10,8 +10,8 @@ import functools
 import jax
 import numpy as np
 import pytest
+from tiny_optimiser import adamw
 
-from rl_jax import learner as learners
 from rl_jax.data.packing import Packed, Piece, pack
 from rl_jax.distill_learner import Soft, make_distiller
 from rl_jax.learner import Outcome, batch_logprobs, merge_metrics, to_device
@@ -102,19 +102,7 @@ OUTCOME = Outcome(
 
 @functools.cache
 def distiller(soft=None, on_policy=None, teacher=TEACHER):
-    tx, schedule = learners.optimiser(
-        STUDENT,
-        lr=0.01,
-        schedule="constant",
-        warmup_steps=0,
-        total_steps=3,
-        final_lr_fraction=1.0,
-        weight_decay=0.0,
-        b1=0.9,
-        b2=0.95,
-        eps=1e-8,
-        clip_norm=0.0,
-    )
+    tx, schedule = adamw(STUDENT, eps=1e-8, clip_norm=0.0)
     return make_distiller(
         *(STUDENT, teacher, tx, schedule),
         soft=soft,

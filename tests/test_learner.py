@@ -20,6 +20,7 @@ from rl_jax.models.decoder import gather_head, hidden_states, target_logprobs
 from rl_jax.models.params import layout, map_layout
 from rl_jax.models.spec import ModelSpec
 from rl_jax.objectives.policy import PRESETS, policy_loss
+from rl_jax.optimiser import optimiser
 
 V, T, TEMPERATURE = 17, 9, 0.7
 EOS = 3
@@ -77,7 +78,7 @@ def params(mesh):
 
 @functools.cache
 def learner(loss=GRPO):
-    tx, schedule = learners.optimiser(MODEL, **OPTIM)
+    tx, schedule = optimiser(MODEL, **OPTIM)
     return make_learner(
         MODEL, tx, schedule, loss=loss, num_groups=2, temperature=TEMPERATURE
     )
@@ -359,7 +360,7 @@ def slow_lr(k, schedule, warmup_steps):
 @pytest.mark.parametrize("warmup_steps", [0, 1, 3])
 def test_learning_rates_match_the_slow_version(schedule, warmup_steps):
     changed = OPTIM | {"schedule": schedule, "warmup_steps": warmup_steps}
-    _, lr = learners.optimiser(MODEL, **changed)
+    _, lr = optimiser(MODEL, **changed)
     got = jax.jit(jax.vmap(lr))(np.arange(8))
     want = [slow_lr(k, schedule, warmup_steps) for k in range(8)]
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-8)
@@ -390,7 +391,7 @@ def slow_adamw(params, steps_of_grads, clip_norm):
 
 @pytest.mark.parametrize("clip_norm", [1.0, 0.0])
 def test_adamw_matches_the_slow_version(mesh, clip_norm):
-    tx, schedule = learners.optimiser(MODEL, **OPTIM | {"clip_norm": clip_norm})
+    tx, schedule = optimiser(MODEL, **OPTIM | {"clip_norm": clip_norm})
     apply_gradient = make_learner(MODEL, tx, schedule).apply_gradient
     # Norms of about 10, 0.3, 10 and 0.3: clipped every other time.
     scales = (1.0, 0.03, 1.0, 0.03)
@@ -428,7 +429,7 @@ def test_weight_decay_leaves_exactly_the_norm_scales_alone():
 
 
 def test_a_new_state_is_at_step_zero(params):
-    tx, _ = learners.optimiser(MODEL, **OPTIM)
+    tx, _ = optimiser(MODEL, **OPTIM)
     state = init_state(params, tx)
     assert state.step.dtype == jnp.int32 and int(state.step) == 0
     assert state.params is params
@@ -436,7 +437,7 @@ def test_a_new_state_is_at_step_zero(params):
 
 def test_optimiser_state_and_gradients_are_float32_for_bfloat16_weights(mesh):
     low = dataclasses.replace(MODEL, param_dtype="bfloat16")
-    tx, schedule = learners.optimiser(low, **OPTIM)
+    tx, schedule = optimiser(low, **OPTIM)
     programs = make_learner(low, tx, schedule)
     params = jax.tree.map(
         lambda w: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16, sharding=w.sharding),
@@ -475,7 +476,7 @@ def test_gradients_are_donated_and_weights_are_not(mesh):
     assert not any(w.is_deleted() for w in jax.tree.leaves(params))
     assert not batch.token_BT.is_deleted()
 
-    tx, _ = learners.optimiser(MODEL, **OPTIM)
+    tx, _ = optimiser(MODEL, **OPTIM)
     state = init_state(params, tx)
     new_state, _ = programs.apply_gradient(state, grads)
     assert params.embed_VD.is_deleted() and state.opt_state is not None

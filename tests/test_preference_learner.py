@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_optimiser import adamw
 
-from rl_jax import learner as learners
 from rl_jax.data.packing import Piece
 from rl_jax.data.pair_packing import num_places, pack_pairs
 from rl_jax.learner import make_learner, merge_metrics, to_device
@@ -78,19 +78,7 @@ def mesh_of(sizes):
 
 @functools.cache
 def updater():
-    tx, schedule = learners.optimiser(
-        MODEL,
-        lr=1e-2,
-        schedule="constant",
-        warmup_steps=0,
-        total_steps=3,
-        final_lr_fraction=1.0,
-        weight_decay=0.0,
-        b1=0.9,
-        b2=0.95,
-        eps=1e-3,
-        clip_norm=0.5,
-    )
+    tx, schedule = adamw(MODEL)
     return tx, make_learner(MODEL, tx, schedule)
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reward_reference as reference
+from tiny_optimiser import adamw
 
 from rl_jax import learner as learners
 from rl_jax.data.rankings import Judged
@@ -120,17 +121,7 @@ def test_a_whole_step_is_that_of_the_slow_version():
     mesh = mesh_of()
     groups, said = some_groups()
     groups, said = groups[1:4], said[1:4]
-    tx, schedule = learners.optimiser(
-        MODEL,
-        schedule="constant",
-        warmup_steps=0,
-        total_steps=3,
-        final_lr_fraction=1.0,
-        b1=0.9,
-        b2=0.95,
-        decayed=reward_head.decayed(MODEL),
-        **ADAM,
-    )
+    tx, schedule = adamw(MODEL, decayed=reward_head.decayed(MODEL), **ADAM)
     with jax.set_mesh(mesh):
         params = random_params(mesh)
         found, metrics, _ = gradient(groups, said, rows=8, params=params, mesh=mesh)

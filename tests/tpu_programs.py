@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
+from tiny_optimiser import adamw
 
-from rl_jax import learner as learners
 from rl_jax import placement
 from rl_jax.kernels import estimate  # pyright: ignore[reportMissingImports]
 from rl_jax.learner import Batch, Learner, Outcome, State, make_learner
@@ -93,18 +93,13 @@ def new_learner(setting: Setting, *, host: bool = False) -> tuple[Learner, Any]:
     Args:
         host: the optimiser's moments stay on the hosts.
     """
-    tx, schedule = learners.optimiser(
+    tx, schedule = adamw(
         setting.model,
-        lr=1e-3,
         schedule="cosine",
         warmup_steps=2,
         total_steps=9,
         final_lr_fraction=0.1,
         weight_decay=0.1,
-        b1=0.9,
-        b2=0.95,
-        eps=1e-8,
-        clip_norm=1.0,
         host=host,
     )
     loss, groups = PRESETS["grpo"], setting.num_groups

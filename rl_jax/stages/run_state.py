@@ -19,7 +19,7 @@ from rl_jax.mesh import is_lead
 from rl_jax.metrics import CompileCounter, Writer, memory_bytes
 from rl_jax.models.params import Params, abstract_params
 from rl_jax.models.spec import ModelSpec
-from rl_jax.optimiser import Optimiser
+from rl_jax.optimiser import Optimiser, optimiser
 from rl_jax.stages.context import Context, Preempted
 
 CHECKPOINTS = "checkpoints"
@@ -32,10 +32,10 @@ def optimiser_of(
     """The optimiser of a stage; its steps are counted in optimiser steps.
 
     Args:
-        decayed: as `learner.optimiser`, for weights that are not a policy's.
+        decayed: as `optimiser.optimiser`, for weights that are not a policy's.
     """
     optim, each = stage.optim, stage.batch.updates_per_step
-    return learner.optimiser(
+    return optimiser(
         model,
         lr=optim.lr,
         schedule=optim.schedule,
