@@ -21,9 +21,9 @@ from tiny_optimiser import adamw
 from rl_jax import learner as learners
 from rl_jax.data.packing import Packed, Piece, pack
 from rl_jax.learner import Learner, Outcome, State, init_state, make_learner
-from rl_jax.mesh import make_mesh, sharding, spec
+from rl_jax.mesh import make_mesh, spec
 from rl_jax.models import decoder, reward_head
-from rl_jax.models.params import Leaf, Params, layout, map_layout
+from rl_jax.models.params import Leaf, layout
 from rl_jax.models.spec import Attention, ModelSpec
 from rl_jax.objectives.policy import PRESETS
 from rl_jax.optimiser import Optimiser
@@ -73,17 +73,6 @@ def name_of(sizes: Sizes) -> str:
 @functools.cache
 def mesh_of(sizes: Sizes) -> Mesh:
     return make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
-
-
-def random_leaf(rng: np.random.Generator, mesh: Mesh, leaf: Leaf) -> jax.Array:
-    x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
-    x = np.asarray(x + (leaf.fan_in == 0), np.float32)
-    return jax.device_put(x, sharding(mesh, *leaf.axes))
-
-
-def random_params(mesh: Mesh, model: ModelSpec = MODEL, seed: int = 0) -> Params:
-    rng = np.random.default_rng(seed)
-    return map_layout(functools.partial(random_leaf, rng, mesh), model)
 
 
 def random_rows() -> tuple[Packed, Outcome]:

@@ -17,9 +17,9 @@ from rl_jax.distill_learner import Soft, make_distiller
 from rl_jax.learner import Outcome, batch_logprobs, merge_metrics, to_device
 from rl_jax.mesh import make_mesh, sharding
 from rl_jax.models.decoder import hidden_states
-from rl_jax.models.params import map_layout
 from rl_jax.models.spec import ModelSpec
 from rl_jax.objectives.distillation import PRESETS
+from tiny_stage import random_params
 
 V, T, N, ROWS = 34, 11, 12, 8
 STUDENT = ModelSpec(
@@ -57,20 +57,9 @@ def mesh():
         yield mesh
 
 
-def random_params(mesh, model, seed):
-    rng = np.random.default_rng(seed)
-
-    def one(leaf):
-        x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
-        x = (x + (leaf.fan_in == 0)).astype(np.float32)
-        return jax.device_put(x, sharding(mesh, *leaf.axes))
-
-    return map_layout(one, model)
-
-
 def both(mesh):
     """(student's weights, teacher's)"""
-    return random_params(mesh, STUDENT, 0), random_params(mesh, TEACHER, 1)
+    return random_params(mesh, 0, STUDENT), random_params(mesh, 1, TEACHER)
 
 
 def pieces(seed=2, num_prompt=2):

@@ -18,10 +18,10 @@ from rl_jax.data.pair_packing import num_places, pack_pairs
 from rl_jax.learner import make_learner, merge_metrics, to_device
 from rl_jax.mesh import make_mesh, sharding
 from rl_jax.models.decoder import gather_head, hidden_states
-from rl_jax.models.params import Params, map_layout
 from rl_jax.models.spec import ModelSpec
 from rl_jax.objectives.preference import PRESETS, PreferenceLoss
 from rl_jax.preference_learner import PairArrays, make_preference_learner
+from tiny_stage import random_params
 
 MODEL = ModelSpec(
     num_layers=1,
@@ -59,17 +59,6 @@ def made_pairs():
     # Near enough to random weights for either sign of h.
     ref_N2 = -tokens_N2 * np.log(V) + rng.normal(size=tokens_N2.shape)
     return pairs, ref_N2.astype(np.float32), tokens_N2.astype(np.float32)
-
-
-def random_params(mesh) -> Params:
-    rng = np.random.default_rng(1)
-
-    def one(leaf):
-        x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
-        x = (x + (leaf.fan_in == 0)).astype(np.float32)
-        return jax.device_put(x, sharding(mesh, *leaf.axes))
-
-    return map_layout(one, MODEL)
 
 
 def mesh_of(sizes):
@@ -113,7 +102,7 @@ def gradient(loss, split=1, junk=0.0):
     special_N2 = num_special(pairs, special_ids(loss))
     mesh = mesh_of(ONE_DEVICE)
     with jax.set_mesh(mesh):
-        params = random_params(mesh)
+        params = random_params(mesh, 1, MODEL)
         grads, parts = updater()[1].zero_gradient(params), []
         for share in np.array_split(np.arange(len(pairs)), split):
             for rows in pack_pairs([pairs[i] for i in share], ROWS, T):
@@ -161,7 +150,7 @@ def replies(special_ids=()):
 
     found = []
     with jax.set_mesh(mesh):
-        params = random_params(mesh)
+        params = random_params(mesh, 1, MODEL)
         for pair in made_pairs()[0]:
             for piece in pair:
                 # All of one length, so that there is one program; what comes after
@@ -243,7 +232,7 @@ def test_totals_are_the_sums_of_the_models_own_log_probabilities(name):
     pairs, _, _ = made_pairs()
     mesh, got_N3 = mesh_of(ONE_DEVICE), np.zeros((len(pairs), 3))
     with jax.set_mesh(mesh):
-        params = random_params(mesh)
+        params = random_params(mesh, 1, MODEL)
         for rows in pack_pairs(pairs, ROWS, T):
             totals = learner(PRESETS[name]).score_totals(
                 params, to_device(rows.packed, mesh)

@@ -5,12 +5,12 @@ What one process alone does is quick; the rest is slow, a few seconds a test.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from launched import free_port
 
 from rl_jax import processes
 from rl_jax.config import Runtime
@@ -70,11 +70,6 @@ def test_importing_it_does_not_import_jax():
 # Two of them.
 
 slow = pytest.mark.slow
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 class Job:

@@ -18,7 +18,7 @@ from rl_jax import learner as learners
 from rl_jax.data.rankings import Judged
 from rl_jax.data.reply_rows import ReplyRows, pack_groups
 from rl_jax.learner import init_state, make_learner
-from rl_jax.mesh import make_mesh, sharding
+from rl_jax.mesh import make_mesh
 from rl_jax.models import reward_head
 from rl_jax.models.spec import Attention, ModelSpec
 from rl_jax.reward_learner import (
@@ -26,6 +26,7 @@ from rl_jax.reward_learner import (
     said_of,
     to_device,
 )
+from tiny_stage import random_leaf
 
 V = 8
 # So few weights that each can be moved by itself; every size divides over the meshes.
@@ -63,14 +64,8 @@ def some_groups(seed=0):
 
 
 def random_params(mesh):
-    rng = np.random.default_rng(1)
-
-    def one(leaf):
-        x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
-        x = np.asarray(x + (leaf.fan_in == 0), np.float32)
-        return jax.device_put(x, sharding(mesh, *leaf.axes))
-
-    return reward_head.map_layout(one, MODEL)
+    leaf = functools.partial(random_leaf, np.random.default_rng(1), mesh)
+    return reward_head.map_layout(leaf, MODEL)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from launched import free_port
 
 from rl_jax import line as lines
 from rl_jax import roll_call as roll_calls
@@ -274,11 +275,6 @@ def test_process_0_that_is_killed_is_missed_by_all():
         code, text = found[i][1].wait()
         assert code == 1
         assert text.startswith(f"process 0 at 127.0.0.1:{port} ended without a word")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 @pytest.mark.parametrize("code", [1, 2])

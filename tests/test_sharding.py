@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from launched import free_port
 from sharded_steps import (
     MESHES,
     MODEL,
@@ -33,7 +33,6 @@ from sharded_steps import (
     mesh_of,
     name_of,
     print_row,
-    random_params,
     random_rows,
     step,
     updater,
@@ -50,6 +49,7 @@ from rl_jax.rollout import programs
 from rl_jax.rollout.engine import Engine
 from rl_jax.rollout.programs import EngineSpec
 from rl_jax.rollout.sample import TRAIN_STREAM, Request, Sample
+from tiny_stage import random_params
 
 ENGINE = EngineSpec(
     num_slots=8,
@@ -84,14 +84,14 @@ def run(sizes: Sizes) -> Run:
     packed, outcome = random_rows()
     num_tokens = int(packed.mask_BT.sum())
     with jax.set_mesh(mesh):
-        reference = random_params(mesh, seed=5)
+        reference = random_params(mesh, 5, MODEL)
         batch = to_device(packed, mesh)
         ref_logp_BT = learner.score(reference, batch)
         batch = dataclasses.replace(batch, ref_logp_BT=ref_logp_BT)
         supervised, policy = (
             step(
                 mesh,
-                random_params(mesh),
+                random_params(mesh, 0, MODEL),
                 updater(MODEL),
                 gradient,
                 logps=ref_logp_BT,
@@ -323,15 +323,9 @@ def test_samples_come_from_two_programs_compiled_once(many):
 # Two processes, one device each.
 
 
-def _port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_processes_give_the_updates_and_samples_of_one_device(one):
-    address = f"localhost:{_port()}"
+    address = f"localhost:{free_port()}"
     env = os.environ | {
         "JAX_PLATFORMS": "cpu",
         # One device each, not conftest's eight.

@@ -28,8 +28,6 @@ from sharded_steps import (
     assert_weights_laid_out,
     mesh_of,
     name_of,
-    random_leaf,
-    random_params,
     random_rows,
     step,
     updater,
@@ -49,6 +47,7 @@ from rl_jax.models.params import layout, num_params
 from rl_jax.models.spec import ModelSpec
 from rl_jax.objectives import distillation, preference
 from rl_jax.preference_learner import PairArrays, make_preference_learner
+from tiny_stage import random_leaf, random_params
 
 TEACHER = ModelSpec(
     num_layers=1,
@@ -94,13 +93,13 @@ def preference_step(sizes: Sizes) -> Step:
         batch = to_device(rows.packed, mesh)
         # The rewards of some references have nearly the same mean for chosen and for
         # rejected replies, and their small difference all of the rounding.
-        reference = random_params(mesh, UNTIED, seed=6)
+        reference = random_params(mesh, 6, UNTIED)
         logp_N3 = learner.score_totals(reference, batch)
         known = [np.asarray(logp_N3)[:, :2], tokens_N2, weight_N, special_N]
         known = PairArrays(*(x.astype(np.float32) for x in known))
         return step(
             mesh,
-            random_params(mesh, UNTIED),
+            random_params(mesh, 0, UNTIED),
             updater(UNTIED),
             lambda params, grads: learner.preference_gradient(
                 params, grads, batch, known
@@ -168,7 +167,7 @@ def distill_step(sizes: Sizes, soft: Soft | None = None) -> Step:
     num_tokens = int(packed.mask_BT.sum())
     programs = distiller(soft or WHOLE)
     with jax.set_mesh(mesh):
-        teacher = random_params(mesh, TEACHER, 1)
+        teacher = random_params(mesh, 1, TEACHER)
         batch = to_device(packed, mesh)
         teacher_BT = distiller(WHOLE).teacher_score(teacher, batch)
         if soft is None:
@@ -185,7 +184,7 @@ def distill_step(sizes: Sizes, soft: Soft | None = None) -> Step:
 
         return step(
             mesh,
-            random_params(mesh, UNTIED),
+            random_params(mesh, 0, UNTIED),
             # Whose programs for an update are the distiller's own.
             updater(UNTIED),
             gradient,
@@ -242,6 +241,11 @@ def test_weights_gradients_and_moments_are_laid_out_as_the_table_says(stage, siz
     batch, _ = found.held
     for x in jax.tree.leaves(batch):
         assert_laid_out(x, spec("batch", "time"))
+
+
+@pytest.mark.parametrize("asked", ["dpo", "rm"])
+def test_what_is_said_of_replies_is_whole_on_every_device(asked, sizes):
+    assert run(asked, sizes).logps.is_fully_replicated
 
 
 def test_nothing_large_is_replicated_unless_the_table_says_so(stage, sizes):

@@ -143,16 +143,17 @@ def compilation_cache(folder: pathlib.Path) -> Iterator[None]:
         compilation_cache_of_jax.reset_cache()
 
 
-def random_params(mesh: Mesh, seed: int) -> Params:
-    """Weights of MODEL that need no compiled program to be made."""
+def random_params(mesh: Mesh, seed: int, model: ModelSpec = MODEL) -> Params:
+    """Weights that need no compiled program to be made."""
     rng = np.random.default_rng(seed)
+    return map_layout(functools.partial(random_leaf, rng, mesh), model)
 
-    def one(leaf: Leaf) -> jax.Array:
-        x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
-        x = (x + (leaf.fan_in == 0)).astype(np.float32)
-        return jax.device_put(x, sharding(mesh, *leaf.axes))
 
-    return map_layout(one, MODEL)
+def random_leaf(rng: np.random.Generator, mesh: Mesh, leaf: Leaf) -> jax.Array:
+    """The next weight of a tree, float32, as the table lays it out."""
+    x = rng.normal(size=leaf.shape) * (leaf.fan_in or 9) ** -0.5
+    x = np.asarray(x + (leaf.fan_in == 0), np.float32)
+    return jax.device_put(x, sharding(mesh, *leaf.axes))
 
 
 def prompt(ids: Sequence[int] = (1, 2), content: str = "", answer: str = "") -> Prompt:

@@ -23,7 +23,7 @@ from rl_jax.errors import ConfigError
 from rl_jax.mesh import make_mesh
 from rl_jax.placement import HOST
 from rl_jax.stages import context as contexts
-from rl_jax.stages import distill, on_policy, rl, run_state, sft
+from rl_jax.stages import on_policy, rl, run_state, sft
 from rl_jax.stages.context import StopFlag
 
 MESHES = {"one": (1, 1, 1), "eight": (4, 2, 1)}
@@ -82,11 +82,10 @@ def watched(part):
 
 
 @contextlib.contextmanager
-def copies(stage, of):
+def copies(stage):
     """Copies on the devices that are still there when optimiser steps are taken."""
     made, alive, to_device = [], [], placement.to_device
-    name = "take_steps"
-    take = getattr(stage, name)
+    take = stage.take_steps
 
     def spy(tree):
         found = to_device(tree)
@@ -101,7 +100,7 @@ def copies(stage, of):
 
     with (
         mock.patch.object(placement, "to_device", spy),
-        mock.patch.object(stage, name, taken),
+        mock.patch.object(stage, "take_steps", taken),
     ):
         yield made, alive
 
@@ -164,7 +163,7 @@ def reinforced(folder: pathlib.Path, mesh: str = "one", **changes: Any):
 @pytest.mark.parametrize("mesh", ["eight", pytest.param("one", marks=pytest.mark.slow)])
 def test_a_reference_on_the_hosts_gives_the_same_policy_to_the_bit(tmp_path, mesh):
     here = reinforced(tmp_path / "here", mesh)
-    with copies(rl, "reference") as (made, alive):
+    with copies(rl) as (made, alive):
         there = reinforced(tmp_path / "there", mesh, rl__objective__reference_host=True)
     assert_same(there, here)
     # One copy a step, gone when the gradients come.
@@ -214,7 +213,7 @@ def test_a_teacher_is_on_the_devices_only_while_it_reads(tmp_path, host):
     changes = {"steps": 2, "distill__teacher_host": host}
     with tiny_distill.built(tmp_path, **changes) as context:
         tiny_distill.teach(context)
-        with copies(on_policy, "teacher") as (made, alive):
+        with copies(on_policy) as (made, alive):
             tiny_distill.run(context)
     assert bool(made) == host and alive == [0, 0]
 
@@ -240,7 +239,3 @@ def test_machines_without_such_memory_are_told_before_anything_is_compiled(tmp_p
 def test_a_reference_that_there_is_none_of_cannot_be_anywhere():
     with pytest.raises(ConfigError, match="there is no reference"):
         tiny.rl_stage(objective__reference_host=True, objective__kl_coef=0.0)
-
-
-def test_distill_finds_the_stage_it_patches():
-    assert distill.on_policy is on_policy
